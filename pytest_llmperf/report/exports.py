@@ -191,15 +191,10 @@ def markdown_page(run: ExportedRun) -> list[str]:
     lines = [f"## llmperf: {run.headline}", ""]
     skipped = [f"skipped: {line}" for line in merged_reasons(run.skipped)]
     gate = no_gate_of_speed(case.result.figure(RATE) for case in run.cases)
-    told = [f"- {escaped(gate)}"] if gate else []
-    for block in (_first_n(run.troubles, _MOST_TROUBLES), _first_n(skipped, _MOST_SKIPPED), told):
-        lines += [*block, ""] if block else []
-    return lines + case_table(run.cases)
-
-
-def _first_n(lines: Sequence[str], most: int) -> list[str]:
-    shown = [f"- {escaped(_cut(line))}" for line in lines[:most]]
-    return shown + ([f"- … and {len(lines) - most} more"] if len(lines) > most else [])
+    for those, most in ((run.troubles, _MOST_TROUBLES), (skipped, _MOST_SKIPPED)):
+        more = [f"- … and {len(those) - most} more"] * (len(those) > most)
+        lines += [*(f"- {escaped(_cut(line))}" for line in those[:most]), *more, *[""] * bool(those)]
+    return [*lines, *([f"- {escaped(gate)}", ""] if gate else []), *case_table(run.cases)]
 
 
 def case_table(cases: Sequence[ExportedCase]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from pytest_llmperf.settings.models import slugged, why_not_found
 from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, at_default, claimed, equal
 from pytest_llmperf.support import files as fingerprint
-from pytest_llmperf.support.user_input import first_few
+from pytest_llmperf.support.formats import first_n
 
 COLUMN = "text"
 _FORMATS = (".parquet", ".txt")
@@ -161,12 +161,12 @@ def _of_folder(folder: Path, split: str) -> tuple[Path, ...]:
     if wanted in known or (not known and wanted == "train" and by_split):  # files that say nothing of splits are one
         return tuple(by_split[wanted if known else ""])
     if by_split:
-        raise ValueError(f"{folder}: no split {wanted!r}, expected one of: {first_few(known or ['train'])}")
+        raise ValueError(f"{folder}: no split {wanted!r}, expected one of: {first_n(known or ['train'], 8)}")
     inside = sorted({path.parent.name for path in folder.glob("*/*.parquet")})
     why = "the folder holds neither .parquet nor .txt files"
     if inside:
         example = f"e.g. text='{folder / inside[0]}'"
-        why = f"its data lies in folders, expected one of them: {first_few(inside)}, {example}"
+        why = f"its data lies in folders, expected one of them: {first_n(inside, 8)}, {example}"
     raise ValueError(f"text='{folder}': {why}")
 
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.files import shipped
-from pytest_llmperf.support.user_input import first_few, hint
+from pytest_llmperf.support.formats import first_n
+from pytest_llmperf.support.user_input import hint
 
 # Files of this folder; a few have a second setting.
 _FILES = "precision attention liger loss lora compilation optimizer parallelism batch data arguments"
@@ -51,7 +52,7 @@ def value_problems(spec: TrainSpec) -> Iterator[str]:
         for name, known in setting.values.items():
             value = getattr(spec, name)
             if value not in known:
-                yield f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {first_few(known)}"
+                yield f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {first_n(known, 8)}"
 
 
 def clashes(spec: TrainSpec) -> Iterator[str]:

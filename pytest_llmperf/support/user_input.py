@@ -6,7 +6,7 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeGuard, TypeVar
 
 _T = TypeVar("_T")
@@ -113,7 +113,6 @@ def mail(text: str) -> str | None:
 _ALIKE, SLIP = 0.5, 0.8
 # What begins alike was meant before what only shares letters: 'adamww' is an Adam.
 _STEM = 3
-_MOST = 8
 
 
 def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | None:
@@ -132,11 +131,6 @@ def hint(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'liger'?)``, to go behind the name; empty where nobody can tell."""
     found = nearest(name, known)
     return f" (did you mean {found!r}?)" if found else ""
-
-
-def first_few(names: Sequence[str]) -> str:
-    """As many as a line bears."""
-    return ", ".join(names[:_MOST]) + (f", … ({len(names)} in all)" if len(names) > _MOST else "")
 
 
 def _shared_start(a: str, b: str) -> int:

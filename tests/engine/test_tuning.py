@@ -465,6 +465,47 @@ def test_a_trial_that_would_leave_its_own_proofs_no_time_is_ended(
     assert left[len(tuning.tried) - 1] >= proof_seconds(tuning.winner, 5.0)
 
 
+def test_the_wait_for_imports_is_told_before_the_first_trial_and_is_not_its_own(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, told = world.launch, list[str]()
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        made, waited = plain(request, watch), 60.0 if len(world.launched) == 1 else 1.0
+        assert isinstance(made, Launch)
+        warm = {**made.evidence, "start": "warm"}
+        return replace(made, wall_seconds=3.0 + waited, phases={"start": waited, "steps": 3.0}, evidence=warm)
+
+    monkeypatch.setattr(world, "launch", launch)
+    for seconds in (5.0, 4.0):  # made, and kept
+        tuning = _tuned(
+            engine, axes={"micro_batch_size": [2, 4]}, watch=lambda _found, doing, _left: told.append(doing)
+        )
+        assert [one.trial.wall_seconds for one in tuning.tried] == [5.0, 4.0], seconds
+    assert sum("imports" in doing for doing in told) == 1
+    assert "imports" in told[0]
+
+
+def test_what_ran_into_its_limit_says_whose_it_was_and_is_made_anew_with_far_more_time(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    plain, eager = world.launch, list[float]()
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        if request.spec.to_dict()["attention"] == "eager":
+            eager.append(request.timeout_seconds)
+            request.meter.seconds += request.timeout_seconds
+        return plain(request, watch)
+
+    monkeypatch.setattr(world, "launch", launch)
+    world.outcome = lambda spec: "timeout" if spec.attention == "eager" else ""
+    for seconds, launches in ((240.0, 1), (240.0, 1), (700.0, 2)):
+        tuning = _tuned(engine, seconds=seconds, axes={"attention": ["sdpa", "eager"]})
+        golden([one.trial.failure for one in tuning.tried if one.trial.kind == "timeout"])
+        assert len(eager) == launches
+    assert eager[1] > 2 * eager[0]
+
+
 def test_trials_leave_the_turns_of_the_best_their_time(
     engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -981,7 +1022,7 @@ class TestScripts:
         space = self._space(engine, 'batch = [1]\nflag = [""]\n')
         found = Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run()
         assert len(world.launched) == launches
-        assert any(note.startswith("first losses are not compared") for note in found.notes) == (launches == 1)
+        assert any("no first loss" in note for note in found.notes) == (launches == 1)
 
     @pytest.mark.parametrize(("seconds", "fails"), [(100.0, False), (40.0, True)], ids=["one trial", "second fails"])
     def test_why_losses_are_not_compared_and_which_minutes_would_do_is_told(

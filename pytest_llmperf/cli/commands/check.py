@@ -15,8 +15,6 @@ from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Conclud
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
 
-NODEID = "llmperf check"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", metavar="SPEC", nargs="*")
@@ -52,7 +50,7 @@ class Check:
             raise SystemExit(self.exit_code)
 
     def _checked(self) -> Iterator[str]:
-        checks = self.run.cases(NODEID, Terminal())
+        checks = self.run.cases("llmperf check", Terminal())
         if self.run.settings.static:
             self.run.static_steps.ask(self.specs)
         for spec in self.specs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,10 @@ from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec, formats, user_input
 
-NODEID = "llmperf tune"
-
 # What a search begins with by default.
 _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
+# Of a value that is none whatever it is beside; one that changes nothing may do so beside another.
+_WRONG = re.compile(r" cannot be: (Train|Script)Spec: (?!.* changes nothing$)")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +80,10 @@ def _space(arguments: argparse.Namespace, rootdir: Path, gpus: int) -> Space:
     """What is searched; CaseError: what cannot be asked for; ValueError: a model, or a space."""
     if arguments.objective == "energy" and not gpus:
         raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
-    if arguments.script:
-        return _script_space(arguments, rootdir, gpus)
-    space = _model_space(arguments, gpus)
-    if all(map(lacks_rows, nearest := [space.base, *space.neighbours(space.base)])):
+    space = _script_space(arguments, rootdir, gpus) if arguments.script else _model_space(arguments, gpus)
+    for line in filter(_WRONG.search, space.no_neighbours(space.base) if arguments.space else ()):
+        raise CaseError(f"{arguments.space}: {line}; correct it there, or leave it out")
+    if not arguments.script and all(map(lacks_rows, nearest := [space.base, *space.neighbours(space.base)])):
         least = min(nearest, key=lambda one: one.sequences_per_step)
         raise CaseError(f"{least.id}: {lacks_rows(least)}")
     return space
@@ -151,7 +152,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
             watcher = Watcher(tuning)
             if run.on_cpu and arguments.gpus is None:
                 watcher.say("no GPU is seen here: the CPU trains, as with --gpus 0")
-            found = Tuner(run.caller(NODEID, watcher, findings=findings), tuning, watcher.standing).run()
+            found = Tuner(run.caller("llmperf tune", watcher, findings=findings), tuning, watcher.standing).run()
             if arguments.json:
                 yield json.dumps(document(found, run.machine_document()), indent=1)
             else:
@@ -168,9 +169,8 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     return Answer(lines(), troubles, for_programs=arguments.json, acts=True)
 
 
-# What a search has found: a page for people, a document for programs, a test that holds it; and lines meanwhile.
-
-# Of reasons; the document has all.
+# What a search has found: a page for people, a document for programs, a test that holds it; and lines meanwhile. The
+# page has so many reasons, the document all.
 _MOST = 8
 
 
@@ -196,43 +196,50 @@ def page(tuning: Tuning, *, on_cpu: bool = False) -> Iterator[str]:
 
 
 def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
-    trial, before = tuning.trial_of(winner), tuning.trial_of(tuning.begun_at)
+    trial, before, verdicts = tuning.trial_of(winner), tuning.trial_of(tuning.begun_at), _verdicts(tuning)
+    sign, name = (-1, "tokens/s") if tuning.objective.name == "throughput" else (1, tuning.objective.name)
     yield f"{winner.id}"
     if trial is not None:
-        yield f"  {_figures(trial)}"
+        yield f"  as a trial of {trial.steps} steps: {_figures(trial)}"
         yield from (f"  uncertain: {line}" for line in trial.disturbances[:1])
     if trial is not None and before is not None and winner != tuning.begun_at:
         now, then = tuning.objective.log_of(trial), tuning.objective.log_of(before)
         gain = f"{tuning.begun_at.id} did not train"
         if now is not None and then is not None:
             about = "" if trial.ranks and before.ranks else "about "
-            gain = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
+            gain = f"{about}{formats.percent(math.expm1(sign * (now - then)))} {name} against {tuning.begun_at.id}"
         yield f"  {gain}, where the search began"
+    beside = {"second": "is better than", "first": "is worse than", "tie": "ties with", "": "may be no better than"}
     for (first, second), turns in tuning.compared.items():
-        what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(turns.verdict, "was not told apart")
-        cost, low, high = (formats.percent(math.expm1(log)) for log in (turns.log, turns.low, turns.high))
-        against = f"cost {cost} ({low} to {high}) of {first.id}, {formats.counted(turns.pairs, 'pair')}"
-        yield f"  in turns: {second.id} {what}: {against}"
+        more, *ends = (formats.percent(math.expm1(sign * log)) for log in (turns.log, turns.low, turns.high))
+        figure = f"{more} {name} ({' to '.join(ends[::sign])}), {formats.counted(turns.pairs, 'pair')}"
+        yield f"  in turns: {second.id} {beside[verdicts[first]]} {first.id}: {figure}"
     if tuning.rivals:
-        ids = ", ".join(one.id for one in tuning.rivals[:_MOST]) + ", ..." * (len(tuning.rivals) > _MOST)
+        ids = formats.first_n([one.id for one in tuning.rivals], _MOST)
         yield f"  not decided: turns have not told it yet from {ids}; give more --minutes"
     elif not (tuning.ended or tuning.unsound) and len(tuning.tried) > 1:
         yield f"  decided: {'by turns with all that' if tuning.compared else 'no other'} came as near as trials scatter"
     if not tuning.left:
         yield "  everything that fits was tried"
-    like = "; its losses are like those of where the search began" if trial is not None and trial.losses else ""
+    like = "; its losses are in the band of the start's" if trial and trial.losses and winner != tuning.begun_at else ""
     unshown = f"not claimed{like}" if winner.is_script else "not shown"
-    for what, conclusion, none in (("parity", tuning.parity, unshown), ("as a case", tuning.case, "not launched")):
-        result = conclusion.result if conclusion else None
+    case = "as a case, as its test launches it", tuning.case, "not launched"
+    for what, conclusion, none in (("parity", tuning.parity, unshown), case):
+        result = conclusion and conclusion.result
         yield f"  {what}: {f'{result.verdict}: {result.reason}' if result else none}"
         yield from (f"    {line}" for line in ((result and result.updated) or "").splitlines())
+
+
+def _verdicts(tuning: Tuning) -> Mapping[Spec, str]:
+    """Of each that took turns with the winner; empty where they have not told it yet."""
+    return {one: "" if one in tuning.rivals else turns.verdict for (one, _), turns in tuning.compared.items()}
 
 
 def _figures(trial: Trial) -> str:
     joules, memory = trial.joules_per_token, formats.memory(trial.peak_reserved_bytes)
     energy = f", {joules * 1e3:.3g} mJ a token" if joules else ""
     rate = formats.tokens_per_second(trial.tokens_per_second_per_gpu)
-    return f"{rate} tokens/s/GPU, {memory}{energy} (±{formats.share(2 * trial.step_error)})"
+    return f"{rate} tokens/s/GPU (±{formats.share(2 * trial.step_error)}), {memory}{energy}"
 
 
 _TOLD, _TOLD_OF_A_CASE = "ended refused too_large left unseen notes".split(), "verdict reason updated".split()
@@ -240,6 +247,7 @@ _TOLD, _TOLD_OF_A_CASE = "ended refused too_large left unseen notes".split(), "v
 
 def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything; bytes, seconds and tokens/s."""
+    verdicts = _verdicts(tuning)
     trials = [{**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried]
     told = {"parity": tuning.parity and tuning.parity.result, "case": tuning.case and tuning.case.result}
     concluded = {
@@ -254,11 +262,11 @@ def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_given": tuning.seconds_given,
         "begun_at": _spec(tuning.begun_at, tuning),
         "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
-        "ties": [_spec(other, tuning) for (other, _), turns in tuning.compared.items() if turns.verdict == "tie"],
+        "ties": [_spec(one, tuning) for one, verdict in verdicts.items() if verdict == "tie"],
         "undecided": [_spec(spec, tuning) for spec in tuning.rivals],
         "compared": [
             {"first": first.id, "second": second.id, "cost_log": turns.log, "within": turns.wide}
-            | {"pairs": turns.pairs, "verdict": turns.verdict or "undecided"}
+            | {"pairs": turns.pairs, "verdict": verdicts[first] or "undecided"}
             for (first, second), turns in tuning.compared.items()
         ],
         **concluded,
@@ -299,11 +307,8 @@ class Watcher(Terminal):
 
 def winners_test(winner: Spec, gpus: int) -> Iterator[str]:
     """What holds it from tomorrow on, ready to paste."""
-    words = ", ".join(f"{name}={_quoted(value)}" for name, value in chosen_settings(winner.to_dict()).items())
-    kind = "ScriptSpec" if winner.is_script else "TrainSpec"
+    values, kind = chosen_settings(winner.to_dict()).items(), type(winner).__name__
+    pairs = [(name, json.dumps(one, ensure_ascii=False) if isinstance(one, str) else one) for name, one in values]
+    words = ", ".join(f"{name}={text}" for name, text in pairs)
     yield from ("", "# test_tuned.py", f"from pytest_llmperf import {kind}", "", "")
     yield from ("def test_tuned(perf):", f"    perf.check({kind}({words}))", f"# pytest test_tuned.py --gpus {gpus}")
-
-
-def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

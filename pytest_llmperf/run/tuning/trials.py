@@ -34,7 +34,9 @@ _LEAST_SECONDS = 20.0
 _NO_TIME = "no time for a second launch"
 _NO_TOKENS = "the tokens of a step were not found; say those of a step at the start: tokens=sequences:8"
 # What says nothing of the configuration, and may end otherwise the next time.
-_NOT_KEPT = frozenset({"timeout", "killed", "never-started", "unwritable", "rendezvous", "node-failure"})
+_NOT_KEPT = frozenset({"killed", "never-started", "unwritable", "rendezvous", "node-failure"})
+# So many times the seconds may be enough for what was ended by its limit; and what a warm start takes at most.
+_FAR_MORE, _WARM_SECONDS = 1.5, 2.0
 
 #: What a neighbour may make of a launch that trains without it, as it takes memory and time; and what is one
 #: configuration's, and not that of all of its command.
@@ -48,24 +50,27 @@ class Trials:
         """``place`` is a command's, which may be another elsewhere."""
         gpus = sorted(gpu.uuid for gpu in caller.run.gpus)  # others may be a per cent faster
         key = [*surroundings(), *driven(gpus), STEPS, *place]
-        self._folder = search_folder(f"trials/{caller.run.machine_kind}", key)
+        self.folder = search_folder(f"trials/{caller.run.machine_kind}", key)
         self.unkept = ""
         """Why what was made is not kept; empty where it is."""
         self.alone = _NO_TIME
         """Why the last trial was launched once."""
         self._caller, self._runner = caller, Runner(caller, bare=True)
 
-    def known(self, specs: Sequence[Spec]) -> Mapping[Spec, Trial]:
-        """Return what earlier searches found of ``specs``; what cannot be read, or is of other files, is made anew."""
-        known = {spec: self._kept[spec.content] for spec in specs if spec.content in self._kept} if self._kept else {}
-        return {spec: trial for spec, trial in known.items() if self._has_its_files(spec, trial)}
+    def known(self, specs: Sequence[Spec], most_seconds: float) -> Mapping[Spec, Trial]:
+        """Return what earlier searches found of ``specs``. Made anew is what cannot be read, is of other files, or was
+        ended by its limit where one may take ``most_seconds`` now, which are far more."""
+        known = [(spec, self._kept[spec.content]) for spec in specs if spec.content in self._kept] if self._kept else []
+        return {spec: trial for spec, trial in known if self._stands(spec, trial, most_seconds)}
 
     @cached_property
     def _kept(self) -> Mapping[str, Trial]:
-        found = ((path.stem, codec.load(Trial, path)) for path in sorted(self._folder.glob("*.json")))
+        found = ((path.stem, codec.load(Trial, path)) for path in sorted(self.folder.glob("*.json")))
         return {content: trial for content, trial in found if trial is not None}
 
-    def _has_its_files(self, spec: Spec, trial: Trial) -> bool:
+    def _stands(self, spec: Spec, trial: Trial, most_seconds: float) -> bool:
+        if trial.kind == "timeout" and _FAR_MORE * trial.wall_seconds < most_seconds:
+            return False
         folder = spec.folder(self._caller.run.rootdir) if isinstance(spec, ScriptSpec) else Path()
         files = [(folder / name, digest) for name, digest in trial.sources.items()]
         return all(path.is_file() and sha256(path.read_bytes()).hexdigest().startswith(it) for path, it in files)
@@ -86,6 +91,9 @@ class Trials:
             known = self._caller.run.stored.experience
             around = () if troubles else validity.circumstances(outcome, math.inf, known).lines
             trial = Trial.of(outcome, troubles, around)
+            if outcome.evidence.get("start") == "warm":  # the first one waits for imports
+                waited = max(0.0, outcome.phases.get("start", 0.0) - _WARM_SECONDS)
+                trial = replace(trial, wall_seconds=outcome.wall_seconds - waited)
             is_time = time.monotonic() + outcome.wall_seconds < began + twice_within
             again = self._runner.launch(short, 2) if is_time else None
             if isinstance(again, Launch):
@@ -93,18 +101,20 @@ class Trials:
             else:
                 self.alone = f"a second launch failed: {again.message}" if again else _NO_TIME
         else:
+            is_cut = outcome.kind == "timeout" and self._runner.most_seconds < self._caller.run.settings.timeout_seconds
             trial = Trial(
                 digest=short.digest,
                 id=short.id,
-                wall_seconds=round(self._runner.seconds - before, 3),
-                failure=outcome.message,
+                # A first one waits for imports, which its limit leaves out.
+                wall_seconds=round(min(self._runner.seconds - before, self._runner.most_seconds), 3),
+                failure=outcome.message + "; its limit was a trial's share of --minutes, give more" * is_cut,
                 kind=outcome.kind,
                 disturbances=validity.neighbours(outcome.health) if outcome.kind in OF_ITS_OWN else (),
             )
         # Of a command that fails nobody knows the files.
         if trial.kind not in _NOT_KEPT and not trial.disturbances and not (spec.is_script and trial.failure):
-            why = codec.keep(self._folder / f"{short.content}.json", trial)
-            self.unkept = f"{self._folder}: {why}" if why else self.unkept
+            why = codec.keep(self.folder / f"{short.content}.json", trial)
+            self.unkept = f"{self.folder}: {why}" if why else self.unkept
         return trial
 
 

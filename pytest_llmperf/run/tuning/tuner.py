@@ -50,26 +50,23 @@ class MemoryForecast:
     """Which configurations fit on cards with so many bytes, as a process beside this one predicts; 0: all fit."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._most, self._process = limit_bytes * _LEFT, PredictionProcess(_NICENESS)
+        self._most, self.process = limit_bytes * _LEFT, PredictionProcess(_NICENESS)
         self._asked: dict[Spec, int] = {}
         self.peaks: dict[Spec, int] = {}
         """Predicted bytes of one rank."""
-
-    def close(self) -> None:
-        self._process.close()
 
     def ask(self, specs: Iterable[Spec]) -> None:
         """Let the peaks be predicted that will be asked for."""
         for spec in (one for one in specs if isinstance(one, TrainSpec)):
             if self._most and spec not in self._asked and why_none(spec) is None:
                 with suppress(SpecError):  # fp8 keeps 16-bit values, or fewer, and may be all that makes it a spec
-                    self._asked[spec] = self._process.send(step_request(replace(spec, fp8="no")))
+                    self._asked[spec] = self.process.send(step_request(replace(spec, fp8="no")))
 
     def fits(self, spec: Spec) -> bool:
         """Whether a launch of ``spec`` is worth its seconds: it is where nothing can be predicted."""
         self.ask([spec])
         if spec in self._asked and spec not in self.peaks:
-            answer = self._process.receive(self._asked[spec])
+            answer = self.process.receive(self._asked[spec])
             if "parts" in answer:
                 self.peaks[spec] = sum(answer["parts"].values())
         return self.peaks.get(spec, 0) <= self._most
@@ -148,7 +145,6 @@ class Tuner:
 
     def __init__(self, caller: Caller, found: Tuning, watch: Watch = lambda *_: None) -> None:
         self._caller, self._run, self._found, self._watch = caller, caller.run, found, watch
-        self._until = 0.0
         self._specs: Sequence[Spec] = ()
         self._numbers: dict[Spec, int] = {}
         self._beside: Spec | None = None
@@ -177,7 +173,7 @@ class Tuner:
         except RunEndedError as error:
             found.ended = str(error)
         finally:
-            self._forecast.close()
+            self._forecast.process.close()
             self._run.until = math.inf
         if self._specs:
             self._count()
@@ -192,13 +188,16 @@ class Tuner:
         return found
 
     def _find(self, trials: Trials) -> None:
-        self._known, self._waiting = trials.known, [*trials.known(self._specs).items()]
+        most = max(TRIAL_LEAST, TRIAL_SHARE * self._found.seconds_given)
+        self._known = partial(trials.known, most_seconds=min(most, self._trial_seconds(COMPILED) + _OVERTIME))
+        self._waiting = [*self._known(self._specs).items()]
         while (number := self._next()) is not None:
-            spec, most = self._specs[number], max(TRIAL_LEAST, TRIAL_SHARE * self._found.seconds_given)
-            most = min(most, self._trial_seconds(self._field.compiles[number]) + _OVERTIME)
+            spec, limit = self._specs[number], self._trial_seconds(self._field.compiles[number]) + _OVERTIME
+            if all(one.was_kept for one in self._found.tried):
+                self._tell(f"{spec.id} is launched, and waits for imports first; trials are kept in {trials.folder}")
             # The winner's own case takes two launches more.
             within = (self._until - time.monotonic()) / 2 if spec.is_script and self._held is None else 0.0
-            trial = trials.make(spec, most, twice_within=within)
+            trial = trials.make(spec, min(most, limit), twice_within=within)
             self._note(Tried(spec, trial), trials.alone)
             is_wrong = not self._held and trial.kind not in OF_ITS_OWN  # another flag of a command may be known
             if is_wrong if spec.is_script else trial.kind == "never-started":
@@ -251,7 +250,7 @@ class Tuner:
         trial, search = tried.trial, self._search
         if tried.spec.is_script and trial.is_measured:
             if not self._held and trial.losses and not trial.losses_again:
-                self._found.notes.append(f"first losses are not compared: {trial.id}: {alone}")
+                self._found.notes.append(f"only the band of losses is held, no first loss: {trial.id}: {alone}")
             self._held = self._held or tried
             # A command that has other numbers may draw, or split, its batches otherwise.
             mine, its = (re.findall(r"\d+", " ".join(one.spec.argv)) for one in (tried, self._held))
@@ -265,9 +264,7 @@ class Tuner:
         if trial.is_too_large:  # no choice of it is to blame
             search.excluded |= {*search.as_large(number)}
         else:
-            # The first of a model waits for imports, too.
-            waited = not (tried.spec.is_script or any(not one.was_kept for one in self._found.tried[:-1]))
-            is_timed = trial.is_measured and not tried.was_kept and not waited
+            is_timed = trial.is_measured and not tried.was_kept
             outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds) if is_timed else None
             scatter = self._caller.policy(tried.spec).noise.launch.sd
             error = math.hypot(scatter, trial.step_error) if objective.is_of_time else 0.0

@@ -47,6 +47,7 @@ FAST = replace(TINY, micro_batch_size=16, optimizer="adamw_torch_fused")
         (["llama-tiny", "--space", "mine.toml", "--allow", "fp8"], "--allow is about the usual space"),
         (["llama-tiny", "sequence_length=32", "--sequence-length", "64"], "beside --sequence-length 64, expected one"),
         (["llama-tiny", "gpus=2"], "gpus=2 is given beside --gpus 0"),
+        (["llama-tiny", "--space", "near.toml"], "near.toml: attention=sdqa cannot be: TrainSpec: unknown attention"),
     ],
 )
 def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
@@ -58,6 +59,7 @@ def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    Path("near.toml").write_text("[axes]\nattention = ['sdpa', 'sdqa']\n")
     assert main(["tune", *arguments, "--gpus", "0"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -87,6 +89,7 @@ def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
         ("python train.py --n {n} {flag}", "[axes.x]\na = { n = 8 }\nb = { n = 8, flag = '--b' }", []),
         ("python train.py {batch}", "[axes.x]\nsmall = 8", []),
         ("python {n} {flag}", "[axes.x]\na = { n = 8 }\nb = { n = 8, flag = '--b' }\n[start]\nflag = '--b'", []),
+        ("python train.py --batch {batch}", "batch = [8, '16x']", []),
     ],
 )
 def test_what_is_wrong_with_a_command_or_its_words_is_said_in_one_line(
@@ -207,8 +210,9 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
     text = "\n".join(page(_tuning()))
     for line in (
         FAST.id,
-        f"1.33 times what {TINY.id} gives, where the search began",
-        f"in turns: {FAST.id} is better: cost -25.0 % (-25.2 % to -24.8 %) of {TINY.id}, 2 pairs",
+        "as a trial of 9 steps: 109,227 tokens/s/GPU (±0.4 %), 1.0 GiB",
+        f"+33.3 % tokens/s against {TINY.id}, where the search began",
+        f"in turns: {FAST.id} is better than {TINY.id}: +33.3 % tokens/s (+32.9 % to +33.7 %), 2 pairs",
         "parity: not shown",
         "12 cannot be: one cannot",
         "3 of those looked at do not fit",
@@ -217,6 +221,33 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         "3 trials in 61 s",
     ):
         assert line in text
+
+
+@pytest.mark.parametrize(("log", "verdict"), [(-0.2877, "second"), (0.0, "tie")])
+def test_of_turns_that_have_not_decided_it_neither_page_nor_document_has_a_verdict(
+    log: float, verdict: str, golden: Golden
+) -> None:
+    for rivals in ([], [TINY]):
+        tuning = _tuning(compared={(TINY, FAST): Turns(log, 0.003, 1)}, rivals=rivals)
+        golden([line for line in page(tuning) if "in turns" in line or "decided" in line])
+        told = document(tuning, {})
+        assert told["compared"][0]["verdict"] == ("undecided" if rivals else verdict)
+        assert len(told["ties"]) == (verdict == "tie" and not rivals)
+
+
+def test_less_memory_is_told_as_less(golden: Golden) -> None:
+    tried = [_tried(TINY, 0.1, peak_reserved_bytes=2**30), _tried(FAST, 0.15, peak_reserved_bytes=7 * 2**27)]
+    turns = {(TINY, FAST): Turns(-0.1335, 0.003, 2)}
+    lines = [*page(_tuning(objective=OBJECTIVES["memory"], tried=tried, compared=turns))]
+    golden([line for line in lines if "memory" in line])
+
+
+def test_of_a_command_it_is_told_which_of_its_losses_were_compared(golden: Golden) -> None:
+    start, other = (ScriptSpec(command=f"python train.py {word}") for word in ("--a", "--b"))
+    tried = [Tried(one, replace(_tried(TINY, 0.1).trial, losses=(1.0,))) for one in (start, other)]
+    for winner in (start, other):
+        lines = [*page(_tuning(begun_at=start, winner=winner, tried=tried, compared={}))]
+        golden([line for line in lines if "parity" in line])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +289,7 @@ def test_what_was_recorded_stands_on_lines_of_its_own() -> None:
         id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict="new", reason="none yet", updated="a\nb"
     )
     lines = list(page(_tuning(case=Concluded(result=result))))
-    at = lines.index("  as a case: new: none yet")
+    at = lines.index("  as a case, as its test launches it: new: none yet")
     assert lines[at + 1 : at + 3] == ["    a", "    b"]
 
 
