@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_llmperf.worker.settings.compilation import Offloaded, _offload  # noqa: E402 - it needs torch
+from pytest_llmperf.worker.settings.compilation import Offloaded, offload  # noqa: E402 - it needs torch
 
 
 def test_what_is_moved_comes_back_and_weights_stay() -> None:
@@ -35,9 +35,9 @@ def test_what_is_small_stays() -> None:
 
 def test_what_replaces_the_forward_pass_later_is_offloaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Liger's loss does, which the Trainer puts in when all else is prepared."""
-    monkeypatch.setattr(Offloaded.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(Offloaded.__init__, "__defaults__", (1, "cpu"))
     model = torch.nn.Linear(4, 4)
-    _offload(model)
+    offload(model)
     own = model.forward
     model.forward = lambda rows: own(rows).exp()
     model(torch.randn(2, 4)).sum().backward()

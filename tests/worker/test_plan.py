@@ -136,7 +136,7 @@ def is_modelled(spec: TrainSpec) -> bool:
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
     known = known and not spec.hub_kernels
     counted = why_none(replace(spec, liger=False, liger_kernels="all")) is None and spec.parallelism != "sequence"
-    return known and counted and spec.offloading == "no" and not spec.torch_compile and not spec.has_padding
+    return known and counted and not spec.torch_compile and not spec.has_padding
 
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=8)
@@ -192,6 +192,13 @@ def test_what_each_setting_does_to_the_parts() -> None:
     assert base["optimizer"] / 2 < parts(optimizer="muon")["optimizer"] < 0.9 * base["optimizer"]
     accumulated = parts(gradient_accumulation_steps=2)
     assert accumulated["gradients"] >= base.get("gradients", 0) + 125_248
+
+
+def test_what_waits_in_the_hosts_memory_is_not_counted() -> None:
+    own, elsewhere = (parts(micro_batch_size=512, loss="chunked", offloading=where) for where in ("no", "activations"))
+    assert elsewhere["activations"] < own["activations"] / 2
+    assert sum(elsewhere.values()) < sum(own.values()) - own["activations"] / 2
+    assert parts(micro_batch_size=1, offloading="activations") == parts(micro_batch_size=1)  # small ones stay
 
 
 def sharded(**values: Any) -> Mapping[str, int]:

@@ -39,7 +39,7 @@ from pytest_llmperf.worker.estimate.storages import (
 )
 from pytest_llmperf.worker.settings import lora
 from pytest_llmperf.worker.settings.attention import attentions_of
-from pytest_llmperf.worker.settings.compilation import kept_operators
+from pytest_llmperf.worker.settings.compilation import kept_operators, offload
 from pytest_llmperf.worker.settings.liger import liger_kernels
 from pytest_llmperf.worker.settings.loss import replace_loss
 from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, muon_matrices
@@ -126,7 +126,6 @@ def _refuse_unmodelled(spec: TrainSpec) -> None:
     found = {
         f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}": spec.optimizer in _OPTIMIZERS,
         "parallelism='sequence' is not modelled; known: all others": spec.parallelism != "sequence",
-        f"offloading={spec.offloading!r} is not modelled; known: no": spec.offloading == "no",
         "loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked": spec.loss != "cut",
         "hub_kernels are not modelled: what they keep is their own choice; known: none": not spec.hub_kernels,
         f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
@@ -155,8 +154,9 @@ def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions])
         return first, again(second)
 
     if spec.gradient_checkpointing:
-        kwargs = {"use_reentrant": False, "context_fn": recomputation}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": recomputation})
+    if spec.offloading != "no":
+        offload(model, host="meta")  # which is not counted
     if spec.liger:
         from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415 - not all have Liger
 

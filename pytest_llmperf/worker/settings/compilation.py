@@ -38,7 +38,7 @@ def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
 def prepare_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
     """Offload activations, or compile each repeated layer in place, by PyTorch's recipe of regional compilation."""
     if spec.offloading != "no":
-        _offload(model)
+        offload(model)
     if not spec.torch_compile or spec.torch_compile_scope != "layers":
         return
     repeated = set(model._no_split_modules or ())  # noqa: SLF001 - transformers' one list of them
@@ -144,30 +144,30 @@ _LEAST_BYTES, _MOVED = 2**20, "_llmperf_offloaded"
 class Offloaded(saved_tensors_hooks):
     """A forward pass in here keeps its large activations in pinned memory; copies are of the stream that computes."""
 
-    def __init__(self, model: nn.Module, least_bytes: int = _LEAST_BYTES) -> None:
+    def __init__(self, model: nn.Module, least_bytes: int = _LEAST_BYTES, host: str = "cpu") -> None:
         super().__init__(self._to_host, self._back)
         # A product keeps its weights, which are there anyway.
-        self._weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
-        self._least_bytes, self.moved = least_bytes, 0
+        self._weights = {id(each.untyped_storage()) for each in model.parameters()}
+        self._least_bytes, self._host, self.moved = least_bytes, host, 0
 
     def _to_host(self, tensor: torch.Tensor) -> Any:
         size = tensor.numel() * tensor.element_size()
-        if size < self._least_bytes or tensor.untyped_storage().data_ptr() in self._weights:
+        if size < self._least_bytes or id(tensor.untyped_storage()) in self._weights:
             return tensor
         self.moved += size
-        host = torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=is_gpu(tensor.device))
+        host = torch.empty(tensor.size(), dtype=tensor.dtype, device=self._host, pin_memory=is_gpu(tensor.device))
         return host.copy_(tensor, non_blocking=True), tensor.device
 
     def _back(self, packed: Any) -> torch.Tensor:
         return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True)
 
 
-def _offload(model: PreTrainedModel) -> None:
+def offload(model: PreTrainedModel, host: str = "cpu") -> None:
     """By hooks: kernels that the Trainer swaps in later replace ``model.forward``."""
     running: list[Offloaded] = []
 
     def begin(*_: Any) -> None:
-        running.append(Offloaded(model))
+        running.append(Offloaded(model, host=host))
         running[-1].__enter__()
 
     def end(*_: Any) -> None:
