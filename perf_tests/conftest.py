@@ -13,6 +13,7 @@ from perf_tests.families import FAMILIES, Family
 from perf_tests.fine_tuning import FINE_TUNING, FINE_TUNING_ON_CPU, FineTuning
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung, oom_below_gib
+from perf_tests.lengths import LONG_CONTEXT, LONG_CONTEXT_ON_CPU
 from perf_tests.optimisations import OPTIMISATIONS, OPTIMISATIONS_ON_CPU, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
@@ -121,6 +122,7 @@ _CASES: Mapping[str, Callable[[bool], list[Any]]] = {
     "largest": lambda _: [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES],
     "rung": lambda cpu: [_case(rung.on_cpu() if cpu else rung) for rung in LADDER],
     "fine_tuning": lambda cpu: [_fine_tuning(one) for one in (FINE_TUNING_ON_CPU if cpu else FINE_TUNING)],
+    "long_context": lambda cpu: [_fine_tuning(one) for one in (LONG_CONTEXT_ON_CPU if cpu else LONG_CONTEXT)],
     "family": lambda cpu: [_family(one.on_cpu() if cpu else one) for one in FAMILIES],
     "text_case": lambda cpu: [_text_case(one) for one in (REAL_DATA_ON_CPU if cpu else REAL_DATA)],
     "made_small": _specs(PARITY, PARITY_ON_CPU),

@@ -44,7 +44,7 @@ def times(launches: Sequence[Launch], knowledge: Knowledge) -> float:
 
 def rate(spec: TrainSpec, launches: Sequence[Launch]) -> float:
     """Tokens/s of one of its GPUs."""
-    tokens = spec.micro_batch_size * spec.sequence_length
+    tokens = spec.sequences_per_step * spec.sequence_length / spec.gpus  # of which ranks of context have a part each
     return math.exp(fmean(math.log(tokens / each.median_step_seconds) for each in launches))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools import bisect_rates, launch_ends, script_power, unknown_gpus, verdicts
+from tools import bisect_rates, launch_ends, lengths, script_power, unknown_gpus, verdicts
 from tools.tables import FOLDER
 
 _NO_MODEL: Any = None
@@ -24,6 +24,7 @@ MADE: dict[str, Iterator[tuple[str, ...]]] = {
     "unknown-gpus-common": unknown_gpus.common_rows({}),
     "unknown-gpus-simulated": unknown_gpus.simulate(1, _NO_MODEL, 1),
     "nights": unknown_gpus.nights(1, _NO_MODEL, 1),
+    lengths.NAME: lengths.rows(),
     "bisect": bisect_rates.rates(1),
     "scripts-simulate": script_power.simulated(1, 1),
     "scripts-losses": script_power.banded(1, 1),

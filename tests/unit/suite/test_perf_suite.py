@@ -63,6 +63,8 @@ def test_it_is_collected_on_a_cpu() -> None:
         "optimisations",
         "capacity",
         "families",
+        "fine_tuning",
+        "lengths",
         "real_data",
         "parity",
     ):
