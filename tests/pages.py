@@ -31,7 +31,7 @@ def drawn_once(specifications: Sequence[object]) -> list[str]:
 
 
 def made(values: Any, stored: Baselines | None = None, histories: Sequence[CaseHistory] = ()) -> str:
-    told = page_of([RunDocument(values)], stored or {}, made_by="pytest-llmperf 0", histories=histories)
+    told = page_of([RunDocument(values)], stored or {}, histories=histories)
     with mock.patch.object(page, "svgs", drawn_once):
         return page.html(told)
 

@@ -20,7 +20,6 @@ from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.support import MADE_BY, formats, interpreter, user_input
 from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.redaction import without_secrets
-from pytest_llmperf.support.user_input import argument
 
 #: Of a spec. Fewer digits are as likely a word.
 DIGEST = re.compile(r"[0-9a-f]{6,16}")
@@ -87,7 +86,7 @@ WORDS = shipped(__file__, "commands.ini")
 _OF_COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "--json": {"action": "store_true"},
     "--format": {"choices": FORMATS},
-    "--minutes": {"type": argument(user_input.minutes, user_input.A_TIME), "metavar": "M"},
+    "--minutes": {"type": user_input.argument(user_input.minutes, user_input.A_TIME), "metavar": "M"},
 }
 
 

@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 from pytest_llmperf.cli.answer import DIGEST, CaseError, NotStoredError
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import CAPACITY, Baseline, BaselineStore, CapacityBaseline, is_named
-from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -72,7 +71,7 @@ class Shelf:
     def find(self, case: str) -> AnyStored:
         """The baseline with this id or digest; BaselineError: its file cannot serve; CaseError: none, or several."""
         if unreadable := [line for path, line in self.broken.items() if path.stem == case]:
-            raise BaselineError("\n".join(unreadable))
+            raise store.BaselineError("\n".join(unreadable))
         every: list[AnyStored] = [*self.stored, *self.of(CapacityBaseline)]
         found = [one for one in every if one.baseline.id == case]
         if not found and DIGEST.fullmatch(case):
@@ -132,16 +131,16 @@ def _put(path: Path, machine: str, every: list[AnyStored], broken: dict[Path, st
     try:
         found = _read_any(path)
         if found.baseline.machine != machine:
-            raise BaselineError(
+            raise store.BaselineError(
                 f"{path}: it is of machine {found.baseline.machine}, expected {machine}; "
                 "move it where it belongs, or delete it and record anew with --update-baselines=new"
             )
         if not is_named(path, found.baseline):
-            raise BaselineError(
+            raise store.BaselineError(
                 f"{path}: not the name of its case, {found.baseline.id}; delete it, or give it that name"
             )
         every.append(found)
-    except BaselineError as error:
+    except store.BaselineError as error:
         broken[path] = str(error)
 
 
@@ -156,7 +155,7 @@ def read(path: Path) -> Stored[Baseline]:
             metric.read(launches)
         _ = stored.baseline.sessions
     except _MALFORMED as error:
-        raise BaselineError(
+        raise store.BaselineError(
             f"{path}: a field has a value that cannot be computed with ({error}); "
             "restore it from version control, or delete it and record anew with --update-baselines=new"
         ) from error
@@ -165,7 +164,7 @@ def read(path: Path) -> Stored[Baseline]:
 
 def _read_as(path: Path, kind: type[_Kind]) -> Stored[_Kind]:
     if (found := store.read(path, kind)) is None:
-        raise BaselineError(f"{path}: it is gone; look again")
+        raise store.BaselineError(f"{path}: it is gone; look again")
     return Stored(path, found)
 
 

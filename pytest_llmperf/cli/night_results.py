@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.night_tests import LeftOut, Tests, ended, silent, skipped, some_of, unjudged
-from pytest_llmperf.judge.static_steps import entries_of_run
-from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.result import FAILING, VERDICTS, verdict_fails
-from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
+from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsError, ResultsFile
 from pytest_llmperf.report.exports import ExportedCase, case_table, counted, failed_tests, tests_of
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import escaped
-from pytest_llmperf.run.findings import Coverage, file_of, is_whole
-from pytest_llmperf.run.leftovers import unused_baselines
+from pytest_llmperf.run.findings import is_whole
+from pytest_llmperf.run.leftovers import unused_of_night
 from pytest_llmperf.support import formats, grouped
 from pytest_llmperf.support.files import text_of
 
@@ -114,7 +112,7 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     widths = {*filter(None, [*map(_width, parts), *map(_width_of, expected)])}
     missed, meant = unjudged(tests, widths, {*filter(None, reported)}, without or LeftOut())
     troubles += [*failing, *missed]
-    left, doubts = unused(documents)
+    left, doubts = unused_of_night(documents)
     is_strict = any(suite.strict for suite in suites)  # then an unused baseline is red
     gaps = sorted({gap for suite in suites for gap in suite.coverage.gaps})
     notes = [
@@ -188,42 +186,6 @@ def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:
     return failing, notes
 
 
-def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
-    """A line for each baseline that no test of a whole night asks for, and why some may not be known."""
-    suites = [document.suite for document in documents if document.suite]
-    if not suites or len(suites) < len(documents):
-        return [], []
-    plans = [document for document in documents if document.suite and document.suite.perf_width is None]
-    if not plans or not all(map(is_whole, plans)):
-        return [], ["no unused baseline can be known: no plan has asked every test"]
-    whole, digests = Coverage(), set[str]()
-    for suite in suites:
-        whole.add(vars(suite.coverage))
-        digests |= set(suite.digests)
-    on_cpu = not any(document.machine.gpus for document in documents)
-    machines = [document.machine for document in documents]
-    places = {(s.baselines, s.rootdir, machine.kind) for s, machine in zip(suites, machines, strict=True)}
-    lines: list[str] = []
-    for baselines, root, kind in sorted(places):
-        try:
-            entries = entries_of_run(Path(baselines), kind, on_cpu=on_cpu) if kind else {}
-        except BaselineError as error:
-            lines.append(str(error))
-            continue
-        lines += [
-            f"unused baseline: {path} (no case of any width has its settings; if they are gone, delete the file)"
-            for path in unused_baselines(entries, digests, whole, Path(root))
-        ]
-        for gap in sorted(whole.gaps):  # for want of a package, say
-            file, _, how = gap.partition(": collection ")
-            stored = sum(file_of(entry.recorded_by) == file for entry in entries.values())
-            if how and stored:
-                lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
-    doubts = whole.doubts()
-    lines = list(dict.fromkeys(lines))  # what is of no machine kind is found with each
-    return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
-
-
 def _judged(parts: Sequence[ResultsFile], folders: Sequence[Path]) -> str:
     """The revision, the jobs, their starts and the nodes that failed meanwhile; empty where no file says."""
     jobs = [part.document.slurm for part in parts if part.document.slurm]
@@ -234,7 +196,7 @@ def _judged(parts: Sequence[ResultsFile], folders: Sequence[Path]) -> str:
         failed |= {node for nodes, node_alone in found for node in (nodes or node_alone).split(", ")}
     nodes = f" ({', '.join(sorted(failed))} failed)" if failed else ""
     parts_known = [
-        " and ".join(dict.fromkeys(filter(None, (_revision(part.document) for part in parts)))),
+        " and ".join(dict.fromkeys(str(part.document.revision) for part in parts if part.document.revision)),
         f"{formats.counted(starts, 'start')}{nodes}" if starts > 1 or failed else "",
         f"SLURM {' '.join(names)}" if names else "",
     ]
@@ -244,18 +206,14 @@ def _judged(parts: Sequence[ResultsFile], folders: Sequence[Path]) -> str:
 
 def _differences(parts: Sequence[ResultsFile]) -> list[str]:
     """A line where the widths did not judge the same sources, or not against the same baselines."""
+    seen = [(part.path.name, part.document) for part in parts]
+    of_each = {
+        "revision differs": {name: str(one.revision or "") for name, one in seen},
+        "stored baselines differ": {name: one.suite.baselines_digest for name, one in seen if one.suite},
+    }
     lines = []
-    for what, value_of in (
-        ("the revision differs between widths", _revision),
-        ("the stored baselines differ between widths", lambda one: one.suite.baselines_digest if one.suite else ""),
-    ):
-        known = {part.path.name: value for part in parts if (value := value_of(part.document))}
+    for what, values in of_each.items():
+        known = {name: value for name, value in values.items() if value}
         if len({*known.values()}) > 1:
-            lines.append(f"{what}: {', '.join(f'{name} {value}' for name, value in known.items())}")
+            lines.append(f"the {what} between widths: {', '.join(f'{name} {value}' for name, value in known.items())}")
     return lines
-
-
-def _revision(document: ResultsDocument) -> str:
-    if (found := document.revision) is None:
-        return ""
-    return f"{found.commit} + {found.changed} changed" if found.changed else found.commit

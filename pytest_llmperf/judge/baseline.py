@@ -11,7 +11,6 @@ from pytest_llmperf.judge import store
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import labels
-from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, read, since_reason
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.records.launch import Launch
@@ -51,7 +50,7 @@ class StoredStep:
 
 @codec.sparse("machine")
 @dataclass(frozen=True, kw_only=True)
-class StepBaseline(Document):
+class StepBaseline(store.Document):
     """Static figures of a case that has no baseline of any machine kind."""
 
     static: StoredStep
@@ -71,10 +70,10 @@ CALIBRATED_SESSIONS = 3
 
 @codec.sparse()
 @dataclass(frozen=True, kw_only=True)
-class Baseline(Document):
+class Baseline(store.Document):
     launches: tuple[Launch, ...]
-    anchor: Accepted
-    history: tuple[Accepted, ...]
+    anchor: store.Accepted
+    history: tuple[store.Accepted, ...]
     """Every acceptance, newest last; the anchor is the first."""
     trace: StoredTrace | None = None
     """Of its newest launch that had one; ``None`` in old files."""
@@ -94,7 +93,7 @@ class Baseline(Document):
         return self.launches[-max(1, self.history[-1].launches) :]
 
     @property
-    def held(self) -> list[tuple[Accepted, tuple[Launch, ...]]]:
+    def held(self) -> list[tuple[store.Accepted, tuple[Launch, ...]]]:
         """The launches of each acceptance, newest first, as far as they are there: the last one may lack its oldest."""
         groups, rest = [], self.launches
         for entry in reversed(self.history):
@@ -107,7 +106,7 @@ class Baseline(Document):
     @property
     def explained(self) -> tuple[Launch, ...]:
         """The launches that were accepted with the last reason that was given, and since; all of them without one."""
-        return self.launches[-max(1, sum(entry.launches for entry in since_reason(self.history))) :]
+        return self.launches[-max(1, sum(entry.launches for entry in store.since_reason(self.history))) :]
 
     @property
     def maturity(self) -> str:
@@ -211,9 +210,9 @@ CAPACITY_METRIC = "max_micro_batch_size"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacityBaseline(Document):
-    anchor: Accepted
-    history: tuple[Accepted, ...]
+class CapacityBaseline(store.Document):
+    anchor: store.Accepted
+    history: tuple[store.Accepted, ...]
 
     @property
     def size(self) -> int:
@@ -237,12 +236,12 @@ class CapacityBaseline(Document):
             raise ValueError(f"{CAPACITY_METRIC} is {size}, expected 1 or more")
 
 
-class BaselineStore(Store[Baseline]):
+class BaselineStore(store.Store[Baseline]):
     """The baselines under one folder, with the largest micro-batches beside them."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, Baseline)
-        self.capacities = Store(root, CapacityBaseline)
+        self.capacities = store.Store(root, CapacityBaseline)
 
     def machines(self) -> list[str]:
         """The machine kinds that have baselines, sorted."""
@@ -255,22 +254,22 @@ class BaselineStore(Store[Baseline]):
         own = bool(machine) and Path(machine).name == machine  # a name that leads elsewhere is nobody's folder
         for path in sorted((self.root / machine).glob("*/*.json")) if own else ():
             try:
-                baseline = read(path, Baseline)
+                baseline = store.read(path, Baseline)
                 found += [baseline] if baseline is not None and is_named(path, baseline) else []
-            except BaselineError as error:
+            except store.BaselineError as error:
                 troubles.append(str(error).splitlines()[0])
         return found
 
-    def entries(self, machine: str) -> dict[Path, Document]:
+    def entries(self, machine: str) -> dict[Path, store.Document]:
         """Every baseline of ``machine``, in the order of their paths; BaselineError: a file that cannot be read."""
-        found = dict[Path, Document]()
+        found = dict[Path, store.Document]()
         for path in sorted((self.root / machine).rglob("*.json")):
             kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
-            baseline = read(path, kind)
+            baseline = store.read(path, kind)
             found |= {path: baseline} if baseline is not None and is_named(path, baseline) else {}
         return found
 
 
-def is_named(path: Path, one: Document) -> bool:
+def is_named(path: Path, one: store.Document) -> bool:
     """Whether a file has the name of its case: a copy that somebody left beside it counts for nothing."""
     return path.stem == file_name(one.id)

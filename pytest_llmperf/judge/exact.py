@@ -18,7 +18,6 @@ from pytest_llmperf.records.result import Check, Verdict, counts_of, is_choice
 from pytest_llmperf.records.trace import COUNTED, COUNTLESS, UNWANTED, WORK, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.codec import flat
 from pytest_llmperf.support.files import hashed
 from pytest_llmperf.support.formats import first_n
 
@@ -280,7 +279,7 @@ def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     setup = evidence.get("setup", {})
     kinds = {name: value for name, value in evidence.items() if name != "setup"}
     kinds |= {f"setup.{name}": value for name, value in setup.items()}
-    return {name: dict(flat(value)) for name, value in kinds.items()}
+    return {name: dict(codec.flat(value)) for name, value in kinds.items()}
 
 
 # The distribution that a module is of, by the first word of its name; other modules are the user's own.

@@ -13,7 +13,6 @@ from pytest_llmperf.judge.gpu_knowledge import Knowledge, compared
 from pytest_llmperf.judge.gpu_panel import Panel, cell_variances, design_of, doubted, residuals, unit_of
 from pytest_llmperf.judge.pairs import keeps
 from pytest_llmperf.judge.policy import Decision, Policy, Rule, decide, least_tolerance
-from pytest_llmperf.judge.stats import Difference, Noise, log_of, quantile, variance_of, within_sessions, work_of
 from pytest_llmperf.judge.verdict import Decided, sentence, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE, centre
@@ -63,7 +62,7 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     return replace(result, checks=checks, verdict=verdict, reason=reason, notes=(*result.notes, note))
 
 
-def is_laid_to_its_gpu(difference: Difference, tolerance: float) -> bool:
+def is_laid_to_its_gpu(difference: stats.Difference, tolerance: float) -> bool:
     """Whether a loss beyond ``tolerance``, the closest, passes for what its GPU is believed to do."""
     beyond = max(math.log1p(tolerance), difference.by_itself)
     return difference.of_gpus >= _LEAST_TAKEN and difference.log + difference.of_gpus > beyond
@@ -105,7 +104,7 @@ class CommonChange:
         """By the rule of a single case: beyond ``tolerance`` and the noise; a loss beyond the one is no pass. A GPU of
         which nothing tells may move all cases alike: then no less is gated than GPUs of a kind were ever seen apart."""
         least = max(tolerance, 0.0 if self.is_known else _UNCALIBRATED)
-        beyond = max(math.log1p(least), quantile(1 - rule.alpha, self.df) * self.error)
+        beyond = max(math.log1p(least), stats.quantile(1 - rule.alpha, self.df) * self.error)
         if self.together < MOST:
             return "pass"
         if abs(self.log) > beyond:
@@ -120,7 +119,7 @@ class CommonChange:
     @property
     def interval(self) -> tuple[float, float]:
         """Of the slow-down, 95 %; fractions."""
-        wide = quantile((1 + _INTERVAL) / 2, self.df) * self.error
+        wide = stats.quantile((1 + _INTERVAL) / 2, self.df) * self.error
         return math.expm1(self.log - wide), math.expm1(self.log + wide)
 
     @property
@@ -209,7 +208,7 @@ def judge_efficiency(
     if terms.at_least is not None:
         # On this host, and step times compare work of one size; widths that share a global batch differ in it.
         apart = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
-        shift = math.log(work_of(launches[0]) / work_of(narrow.launches[0])) - math.log(terms.at_least)
+        shift = math.log(stats.work_of(launches[0]) / stats.work_of(narrow.launches[0])) - math.log(terms.at_least)
         kept = keeps(shift - apart.log, [shift - each for each in apart.each], apart, policy.rule)
         verdicts.append(kept or "inconclusive")
         floor = f"; its test asks for {terms.at_least * 100:g} %"
@@ -250,12 +249,12 @@ def _beside_baselines(
     return Decided(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
 
 
-def less(wide: Difference, narrow: Difference) -> Difference:
+def less(wide: stats.Difference, narrow: stats.Difference) -> stats.Difference:
     """By how much more ``wide`` slowed down than ``narrow``, with the noise of both, taken to be independent: a host or
     a day that moved both alike would make it better known. Degrees of freedom: Satterthwaite (1946)."""
-    variance, df = variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
+    variance, df = stats.variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
     each = tuple(each - narrow.log for each in wide.each)
-    return Difference(wide.log - narrow.log, math.sqrt(variance), df, wide.launch_sd, each)
+    return stats.Difference(wide.log - narrow.log, math.sqrt(variance), df, wide.launch_sd, each)
 
 
 def milder(ratio: Verdict, own: Verdict) -> Verdict:
@@ -276,11 +275,11 @@ def _cause(of_ratio: Decision, of_own: Decision, narrow_change: float) -> str:
     return told + (": it is not scaling that was lost" if of_ratio.verdict == "pass" else "")
 
 
-def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:
+def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: stats.Noise, *, here: bool) -> stats.Difference:
     """The step times of one width against another's; of one host (``here``) by what its launches and days scatter."""
     if not here:
         return stats.difference(wide, narrow, noise)
-    spread = noise.launch.moderated(within_sessions(wide, narrow))
+    spread = noise.launch.moderated(stats.within_sessions(wide, narrow))
     # A launch that ended before its median was known scatters by that much more.
     squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
     # A day may move one width alone. And two widths of one run need not have had the same GPUs, nor the same host.
@@ -293,8 +292,8 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     levels += [] if gpus[0] & gpus[1] else [noise.site]
     levels += [] if hosts[0] & hosts[1] else [noise.host]
     of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
-    variance, df = variance_of([(of_launches, spread.df), *((2 * level.sd**2, level.df) for level in levels)])
-    expected = centre([log_of(launch) for launch in narrow])
-    each = tuple(log_of(launch) - expected for launch in wide)
-    slower = centre([log_of(launch) for launch in wide]) - expected
-    return Difference(slower, math.sqrt(variance), df, math.sqrt(squares[0]), each)
+    variance, df = stats.variance_of([(of_launches, spread.df), *((2 * level.sd**2, level.df) for level in levels)])
+    expected = centre([stats.log_of(launch) for launch in narrow])
+    each = tuple(stats.log_of(launch) - expected for launch in wide)
+    slower = centre([stats.log_of(launch) for launch in wide]) - expected
+    return stats.Difference(slower, math.sqrt(variance), df, math.sqrt(squares[0]), each)

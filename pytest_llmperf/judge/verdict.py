@@ -9,10 +9,9 @@ from statistics import median_high, median_low
 from typing import Any
 
 from pytest_llmperf.judge import policy as policies
-from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Held, Policy, Reference, Rule, decide, lasting, limit, middle
-from pytest_llmperf.judge.stats import Difference, Pairs
+from pytest_llmperf.judge.stats import Difference, Pairs, paired_difference
 from pytest_llmperf.judge.validity import excused, unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, rate_of
@@ -57,7 +56,7 @@ def judge_pairs(pairs: Pairs, policy: Policy, troubles: Sequence[str] = (), extr
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
     if found := dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)]):
         return Judgement("invalid", joined_reasons(found), ())
-    difference = stats.paired_difference(pairs, policy.noise)
+    difference = paired_difference(pairs, policy.noise)
     return _judged(after, Reference(before, before, before), difference, policy.in_pairs(), extra)
 
 

@@ -16,8 +16,6 @@ from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, Former, ServerPool
-from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
-from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
 from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
@@ -55,7 +53,9 @@ class HostPart:
     def log(self) -> Path:
         return self.folder / ("-".join(filter(None, ["torchrun", self.node])) + ".log")
 
-    def run(self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watch: HealthWatch) -> Ended:
+    def run(
+        self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watch: HealthWatch
+    ) -> process.Ended:
         """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
         folder, script = self.folder, self.script
         work = script.work if script else None
@@ -94,7 +94,7 @@ class LocalLauncher:
     def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
         """The record, or why there is none; whatever happens, no process of the launch is alive afterwards."""
 
-        def read(ended: Ended, last: Progress, lap: Lap, start: str) -> Launch | Failure:
+        def read(ended: process.Ended, last: Progress, lap: Lap, start: str) -> Launch | Failure:
             result = outcome.read(request.folder, request.spec, ended, last)
             if isinstance(result, Failure):
                 return result
@@ -108,7 +108,7 @@ class LocalLauncher:
         return self._run(request, watch, lambda end, last, *_: outcome.read_training_errors(request.folder, end, last))
 
     def _run(
-        self, request: LaunchRequest, watch: Watch, read: Callable[[Ended, Progress, Lap, str], T | Failure]
+        self, request: LaunchRequest, watch: Watch, read: Callable[[process.Ended, Progress, Lap, str], T | Failure]
     ) -> T | Failure:
         """What is ``read`` of a torchrun that has ended, well or not, how far it had come, when, and how it began."""
         progress, former = ProgressReader(request.folder / "progress.json", watch), request.former
@@ -184,7 +184,7 @@ class LocalSite(Site):
         self._asked: tuple[int, Sequence[Gpu], bool] | None = None
         self._leased: tuple[Gpu, ...] = ()
 
-    def machine(self) -> Machine:
+    def machine(self) -> machines.Machine:
         return machines.find_machine()
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
@@ -201,14 +201,14 @@ class LocalSite(Site):
     ) -> Iterator[tuple[Gpu, ...]]:
         asked = num_gpus, gpus, shared
         with ExitStack() as stack:
-            kept = self._former.handed() if self._asked == asked and not is_awaited(gpus) else None
+            kept = self._former.handed() if self._asked == asked and not machines.is_awaited(gpus) else None
             if kept is not None:
                 stack.push(kept)
             else:
                 self._former.gone()  # one of our own would wait for itself
-                own: AbstractContextManager[tuple[Gpu, ...]] = lease_cpu(say, shared=shared, wait=wait)
+                own: AbstractContextManager[tuple[Gpu, ...]] = machines.lease_cpu(say, shared=shared, wait=wait)
                 if gpus:
-                    own = lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait)
+                    own = machines.lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait)
                 self._asked, self._leased = asked, stack.enter_context(own)
             try:
                 yield self._leased

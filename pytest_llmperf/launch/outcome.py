@@ -22,7 +22,6 @@ from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECOR
 from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingErrors
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec, grouped
 from pytest_llmperf.support.files import text_of
 from pytest_llmperf.support.redaction import without_secrets
@@ -76,12 +75,6 @@ def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
 def refused(folder: Path, why: Exception) -> Failure:
     kind = "unwritable" if isinstance(why, OSError) and means_no_room(why) else "never-started"
     return Failure(kind=kind, message=str(why), tail=(), folder=str(folder))
-
-
-def refused_early(spec: Spec) -> Failure | None:
-    """The failure of what is known to be refused by its ranks, before anything is launched."""
-    why = lacks_rows(spec) if isinstance(spec, TrainSpec) else ""
-    return Failure(kind="refused", message=why, tail=(), folder="") if why else None
 
 
 def _from_file(folder: Path, name: str, kind: type[T], ended: Ended, progress: Progress) -> T | Failure:

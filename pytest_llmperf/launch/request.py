@@ -15,10 +15,10 @@ from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Form
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
-from pytest_llmperf.records.failure import COMPARING, FAILED, STEPS
+from pytest_llmperf.records.failure import COMPARING, FAILED, STEPS, Failure
 from pytest_llmperf.records.launch import SOAK_FILE, Asked
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import cache_folder, text_of, write_text
 
@@ -107,6 +107,12 @@ class WarmStart:
         if why not in self.said:
             self.said.add(why)
             self.say(f"launches begin cold: {why}")
+
+
+def refused_early(spec: Spec) -> Failure | None:
+    """The failure of what is known to be refused by its ranks, before anything is launched."""
+    why = lacks_rows(spec) if isinstance(spec, TrainSpec) else ""
+    return Failure(kind="refused", message=why, tail=(), folder="") if why else None
 
 
 def torchrun_command(request: LaunchRequest) -> list[str]:

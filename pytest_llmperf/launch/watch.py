@@ -15,7 +15,6 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from pytest_llmperf.launch import device
-from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.calibration import CLOCK_REASONS, Health
 from pytest_llmperf.records.failure import Progress, phases_of
 from pytest_llmperf.records.launch import SENSORS_FILE, SOAK_FILE, Launch
@@ -109,7 +108,7 @@ class ProgressReader:
 class HealthWatch:
     """Watches the GPUs of one launch; where they cannot be asked, or on the CPU, it sees nothing: zeros."""
 
-    def __init__(self, gpus: Sequence[Gpu], folder: Path) -> None:
+    def __init__(self, gpus: Sequence[device.Gpu], folder: Path) -> None:
         """``folder`` is the launch's, where its ranks write their pids."""
         self._gpus, self._folder = gpus, folder
         self._stack = ExitStack()

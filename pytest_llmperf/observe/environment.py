@@ -27,7 +27,6 @@ import torch
 from torch import nn
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_precision_reduction, sdpa_kernels
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Environment
 from pytest_llmperf.support.files import boot_id, cpu_name, shipped
@@ -224,13 +223,13 @@ def _torch_settings() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_detection": torch.is_anomaly_enabled(),
         "profiler": bool(torch.autograd._profiler_enabled()),  # noqa: SLF001 - told nowhere else
-        "matmul_precision": matmul_precision(),
+        "matmul_precision": gpu.matmul_precision(),
         "autocast_cache": torch.is_autocast_cache_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "reduced_precision_reduction": reduced_precision_reduction(),
-        "sdpa_kernels": sdpa_kernels(),
+        "reduced_precision_reduction": gpu.reduced_precision_reduction(),
+        "sdpa_kernels": gpu.sdpa_kernels(),
     }
-    if not has_gpu():
+    if not gpu.has_gpu():
         settings |= {"threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
         settings["onednn"] = torch.backends.mkldnn.enabled
     return settings

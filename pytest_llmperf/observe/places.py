@@ -28,7 +28,6 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.device import collectives_record
 from pytest_llmperf.observe.environment import INSTALLED, STDLIB, Project
 from pytest_llmperf.records.trace import LEADS_TO, MOST_PLACES, SPENT, TraceRow
 from pytest_llmperf.support.redaction import without_secrets
@@ -246,7 +245,7 @@ def recorded(dist: Any) -> bytes:
         return b""
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
 
-    return bytes(getattr(c10d, collectives_record(dist.get_backend()))())
+    return bytes(getattr(c10d, gpu.collectives_record(dist.get_backend()))())
 
 
 def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequence[str]]) -> Exchanges:

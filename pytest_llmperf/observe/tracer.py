@@ -28,7 +28,7 @@ from pytest_llmperf.observe.places import Exchanges, Places, exchanges, recorded
 from pytest_llmperf.records.trace import Key, Kind, Trace, TraceRow, short_name
 
 #: Two that agree could have lost the same; a fourth says no more. Of steps that take so many seconds two cost enough.
-STEPS, LONG_SECONDS = 3, 0.5
+TRACED_STEPS, LONG_SECONDS = 3, 0.5
 
 _OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-sanitizer, DCGM's profiling fields)"
 
@@ -39,9 +39,9 @@ class Tracer:
     ) -> None:
         """``ahead``: workers fetch ahead. Then timed steps' fetches are timed too: what workers have kept ready while
         nobody trained, between timed and traced steps, a trace takes for speed."""
-        self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), STEPS, ahead
+        self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), TRACED_STEPS, ahead
         # In how many of its last steps it looks for places: those of a script may be unlike.
-        self._is_ours, self._looks_in = is_ours, 1 if is_ours else STEPS
+        self._is_ours, self._looks_in = is_ours, 1 if is_ours else TRACED_STEPS
         self._places = Places(device, project, looks_on=self._on_host and project is not None and not is_ours)
         self._profile: Any = None
         self._ends: list[int] = []

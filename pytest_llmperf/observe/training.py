@@ -21,8 +21,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import Project, place_of
 from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Exchange, Measurement, Memory
-from pytest_llmperf.observe.tracer import LONG_SECONDS, Tracer, with_timed_waits
-from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
+from pytest_llmperf.observe.tracer import LONG_SECONDS, TRACED_STEPS, Tracer, with_timed_waits
 from pytest_llmperf.observe.vital_signs import Heartbeat, Objects, grown
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Trained

@@ -13,7 +13,6 @@ import pytest
 
 from pytest_llmperf.plugin import is_case, items, reports, settings_of
 from pytest_llmperf.plugin.items import expect_no_failed_launch, header, select, specs_of, trains_by_recipe
-from pytest_llmperf.plugin.reports import DidNotTrain, failed
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.text import leaving, one_line
 from pytest_llmperf.run.findings import (
@@ -104,9 +103,9 @@ class PerfSession(Run):
         except CannotRunError as error:
             pytest.skip(leaving(str(error)))
         except DidNotTrainError as error:
-            raise DidNotTrain(leaving(str(error)), pytrace=False) from None
+            raise reports.DidNotTrain(leaving(str(error)), pytrace=False) from None
         except CaseFailedError as error:
-            raise failed(str(error)) from None
+            raise reports.failed(str(error)) from None
         except RunEndedError as error:
             if self.is_worker:
                 pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash

@@ -165,6 +165,9 @@ class TreeRevision:
     changed: int
     """How many files differed from it."""
 
+    def __str__(self) -> str:
+        return self.commit + (f" + {self.changed} changed" if self.changed else "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pytest_llmperf.report.text import leaving
+from pytest_llmperf.support import MADE_BY
 
 #: The verdicts that somebody has to look at, in the order in which a page tells them.
 FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
@@ -111,7 +112,7 @@ class Page:
     sections: tuple[Section, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     """Cases that were not run, and why."""
-    made_by: str = ""
+    made_by: str = MADE_BY
     notes: tuple[str, ...] = ()
     """What stands below: sources, conventions."""
 

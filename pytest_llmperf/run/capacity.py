@@ -153,12 +153,6 @@ def _why_none(found: Fitted, seconds: float) -> str:
     return f"no limit was found up to a micro-batch of {LARGEST}" if found.size >= LARGEST else ""
 
 
-def should_run_out(caller: Caller) -> bool:
-    """Whether the GPUs here have less memory than the case was declared to need."""
-    below = caller.terms.oom_below_gib
-    return below is not None and not caller.run.on_cpu and caller.run.memory_bytes < below * 2**30
-
-
 def runs_out(caller: Caller, runner: Runner, spec: Spec) -> CaseResult:
     """``pass`` where a launch of ``spec`` runs out of memory that nobody else holds; ``invalid`` where it trains."""
     case, retry = Case.of(spec), LaunchRetry(runner, caller.observer.say)

@@ -18,8 +18,8 @@ from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Finding
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.registry import missing_package, small, why_skip
 from pytest_llmperf.settings.space import Space
-from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 _DRY = "dry run: nothing is launched"
 
@@ -186,6 +186,20 @@ class Caller:
                     )
             policy = policy.merged(tolerances)
         return policy
+
+    @property
+    def should_run_out(self) -> bool:
+        """Whether the GPUs here have less memory than the case was declared to need."""
+        below = self.terms.oom_below_gib
+        return below is not None and not self.run.on_cpu and self.run.memory_bytes < below * 2**30
+
+    def need_own_id(self, spec: Spec) -> None:
+        """Two commands of one id would be one another's baseline."""
+        other = self.run.scripts.setdefault(spec.id, spec) if isinstance(spec, ScriptSpec) else spec
+        if isinstance(other, ScriptSpec) and other.digest != spec.digest:
+            raise SpecError(
+                f"{spec.id} is the id of `{other.command}` and of another command of this run; say name= in one of them"
+            )
 
     def name(self, case: Case) -> None:
         """The baselines of ``case`` are in use, whatever becomes of the test."""

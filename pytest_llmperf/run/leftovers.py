@@ -11,7 +11,8 @@ from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError, Document
-from pytest_llmperf.run.findings import ALL, STOPPED, Coverage, file_of
+from pytest_llmperf.records.results_document import ResultsDocument
+from pytest_llmperf.run.findings import ALL, STOPPED, Coverage, file_of, is_whole
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import read_spec
 
@@ -56,6 +57,42 @@ def listed(run: Run) -> list[str]:
     unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
     why = "no case of this run has its settings; if they are gone, delete the file"
     return [f"unused baseline: {path} ({why})" for path in unused]
+
+
+def unused_of_night(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
+    """A line for each baseline that no test of a whole night asks for, and why some may not be known."""
+    suites = [document.suite for document in documents if document.suite]
+    if not suites or len(suites) < len(documents):
+        return [], []
+    plans = [document for document in documents if document.suite and document.suite.perf_width is None]
+    if not plans or not all(map(is_whole, plans)):
+        return [], ["no unused baseline can be known: no plan has asked every test"]
+    whole, digests = Coverage(), set[str]()
+    for suite in suites:
+        whole.add(vars(suite.coverage))
+        digests |= set(suite.digests)
+    on_cpu = not any(document.machine.gpus for document in documents)
+    machines = [document.machine for document in documents]
+    places = {(s.baselines, s.rootdir, machine.kind) for s, machine in zip(suites, machines, strict=True)}
+    lines: list[str] = []
+    for baselines, root, kind in sorted(places):
+        try:
+            entries = entries_of_run(Path(baselines), kind, on_cpu=on_cpu) if kind else {}
+        except BaselineError as error:
+            lines.append(str(error))
+            continue
+        lines += [
+            f"unused baseline: {path} (no case of any width has its settings; if they are gone, delete the file)"
+            for path in unused_baselines(entries, digests, whole, Path(root))
+        ]
+        for gap in sorted(whole.gaps):  # for want of a package, say
+            file, _, how = gap.partition(": collection ")
+            stored = sum(file_of(entry.recorded_by) == file for entry in entries.values())
+            if how and stored:
+                lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
+    doubts = whole.doubts()
+    lines = list(dict.fromkeys(lines))  # what is of no machine kind is found with each
+    return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
 
 
 def unexplained(run: Run) -> list[str]:

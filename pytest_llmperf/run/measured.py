@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.verdict import Judgement, joined
@@ -38,6 +38,10 @@ class Measured:
     @property
     def nodeid(self) -> str:
         return self.result.shares or self.result.nodeid
+
+    @property
+    def held_against(self) -> str:
+        return size_of(self.baseline) if self.baseline else "none"
 
     def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
         """``result``, of a test that has these launches too; as recorded, if they were, and why not, if refused."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_llmperf.support import user_input
 from pytest_llmperf.support.files import shipped
-from pytest_llmperf.support.user_input import argument, hint
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.site import SlurmOptions
@@ -85,7 +84,7 @@ class Option:
     def typed(self, text: str) -> Any:
         """From ``text``, of an ini file, say; ``OptionError``: it is no such value."""
         if self.choices and text not in self.choices:
-            raise OptionError(f"expected {', '.join(self.choices)}{hint(text, self.choices)}")
+            raise OptionError(f"expected {', '.join(self.choices)}{user_input.hint(text, self.choices)}")
         value = text if self.parse is None else self.parse(text)
         if value is None:
             raise OptionError(f"expected {self.expected}")
@@ -108,7 +107,7 @@ class Option:
         if self.metavar:
             words["metavar"] = self.metavar
         if self.parse is not None:
-            words["type"] = argument(self._checked if self.keeps_text else self.parse, self.expected)
+            words["type"] = user_input.argument(self._checked if self.keeps_text else self.parse, self.expected)
         return words
 
     def _checked(self, text: str) -> str | None:
@@ -182,7 +181,7 @@ def why_no_folder(text: str | Path) -> str:
 def instead(name: str, known: Iterable[str], command: str = "") -> str:
     """What to use in place of ``name``, which is unknown, in brackets; empty where nobody can tell."""
     gone = WORDS["removed"].get(f"{command} {name}") or WORDS["removed"].get(name)
-    return f" (removed; {gone})" if gone else hint(name, known)
+    return f" (removed; {gone})" if gone else user_input.hint(name, known)
 
 
 def meant(words: Iterable[str], known: Iterable[str], command: str = "") -> str:

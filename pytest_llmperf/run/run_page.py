@@ -17,7 +17,7 @@ from pytest_llmperf.report.summary_table import no_gate_of_speed, time_parts, wi
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
 from pytest_llmperf.run import page_charts
 from pytest_llmperf.run.history import histories_of
-from pytest_llmperf.support import MADE_BY, formats
+from pytest_llmperf.support import formats
 from pytest_llmperf.support.files import write_text
 
 _MOST_SKIPPED = 200
@@ -28,11 +28,10 @@ def page_of(
     documents: Sequence[RunDocument],
     stored: page_charts.Baselines,
     left_out: Sequence[str] = (),
-    made_by: str = "",
     histories: Sequence[CaseHistory] = (),
 ) -> Page:
     """The page of ``documents``, beside what is ``stored`` of their machine kinds. ``left_out``: a line for each file
-    that is not in it. ``made_by``: the name and version of what makes it. ``histories``: of cases that ran before."""
+    that is not in it. ``histories``: of cases that ran before."""
     results = [result for document in documents for result in document.results]
     machines = dict.fromkeys(document.machine for document in documents)
     where = ", ".join("no machine, by --perf-static" if kind == ANY_MACHINE else kind for kind in machines)
@@ -64,7 +63,6 @@ def page_of(
         cases=_rows(documents, stored),
         sections=tuple(filter(None, (ladders, changed, _time_section(documents)))),
         skipped=tuple(skipped[:_MOST_SKIPPED]),
-        made_by=made_by,
         notes=(f"published: {'; '.join(sources)}", *NOTES) if sources else (),
     )
 
@@ -77,13 +75,10 @@ def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
     versions = launches[0].environment.versions if launches else record.versions
     hosts = sorted({rank.host for launch in launches for rank in launch.ranks})
     hardware = f"{len(document.gpus)} × {document.gpus[0]}" if document.gpus else "CPU"
-    # With what was changed in the tree.
-    revision = record.revision
-    changed = f" + {revision.changed} changed" if revision and revision.changed else ""
     facts = {
         "run": document.source,
         "project": record.project.rpartition("/")[2],
-        "commit": revision.commit + changed if revision else "",
+        "commit": str(record.revision or ""),
         "host": formats.first_n(hosts, _MOST_HOSTS),
         "command": record.command,
         "machine": f"{document.machine}, " + ("nothing was launched" if document.machine == ANY_MACHINE else hardware),
@@ -287,7 +282,7 @@ def write_page(
         stored = {(name, one.digest): one for name in machines for one in store.baselines(name, broken)}
         histories, troubles = histories_of(runs, history, baselines)
         left_out = [*left_out, *troubles, *broken]
-        write_text(path, html(page_of(runs, stored, left_out, MADE_BY, histories)))
+        write_text(path, html(page_of(runs, stored, left_out, histories)))
     except OSError as error:
         return f"{path}: no page was written ({error.strerror or error})", ()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.judge.validity import Circumstances, neighbours
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import want_of_room
-from pytest_llmperf.launch.outcome import LONGER, broken_off, refused_early
-from pytest_llmperf.launch.request import LaunchRequest, unkept_calibrations
+from pytest_llmperf.launch.outcome import LONGER, broken_off
+from pytest_llmperf.launch.request import LaunchRequest, refused_early, unkept_calibrations
 from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.failure import FAILED, OTHER, SOAKED, WAITING, Failure, LaunchFailed, Progress, accounted
@@ -122,7 +121,7 @@ class Runner:
             raise TypeError(f"{spec.id}: a launch without an end has left a record")
         why = "" if outcome.kind == SOAKED else outcome.reason
         seen = {**judged(why)}
-        seen["notes"] = (*seen.get("notes", ()), *validity.neighbours(outcome.health))
+        seen["notes"] = (*seen.get("notes", ()), *neighbours(outcome.health))
         if why:
             raise LaunchFailed(case_id, outcome, **seen)
         return seen
@@ -279,7 +278,7 @@ class LaunchRetry:
             if isinstance(outcome, Launch):
                 return outcome, circumstances(outcome)
             # Of what makes a launch fail, memory alone is what a neighbour takes.
-            return outcome, Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
+            return outcome, Circumstances(neighbours(outcome.health) if outcome.kind == "oom" else ())
 
         outcome, around = launched()
         if around.all_lines and not self.set_aside:

@@ -24,7 +24,6 @@ from transformers.integrations import hub_kernels
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.observe import environment
-from pytest_llmperf.observe.environment import DEEPEST, name_of
 from pytest_llmperf.settings.registry import SETTINGS, RunEvidence
 from pytest_llmperf.settings.setting import gathered
 from pytest_llmperf.settings.train_spec import INJECT, TrainSpec
@@ -58,13 +57,13 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
     read, written = model.get_input_embeddings(), model.get_output_embeddings()
     return {
         **environment.setup(model, optimizer, _CALLABLES),
-        "samples": getattr(trainer.train_dataset, "order", name_of(type(trainer.train_dataset))),
-        "collator": name_of(trainer.data_collator),
-        "callbacks": sorted(name_of(type(callback)) for callback in trainer.callback_handler.callbacks),
+        "samples": getattr(trainer.train_dataset, "order", environment.name_of(type(trainer.train_dataset))),
+        "collator": environment.name_of(trainer.data_collator),
+        "callbacks": sorted(environment.name_of(type(callback)) for callback in trainer.callback_handler.callbacks),
         "config": environment.configuration(model.config),
         "tied_weights": written is not None and getattr(written, "weight", None) is getattr(read, "weight", written),
-        "attention_function": name_of(_attention_function(model)),
-        "loss_function": name_of(getattr(model, "loss_function", None)),
+        "attention_function": environment.name_of(_attention_function(model)),
+        "loss_function": environment.name_of(getattr(model, "loss_function", None)),
         "schedule": str(trainer.args.lr_scheduler_type.value),
         "max_grad_norm": float(trainer.args.max_grad_norm),
         "functions": optional_functions(model),
@@ -130,7 +129,7 @@ def _provider(value: Any) -> str:
 def _reached(value: Any, depth: int) -> Iterator[str]:
     """The module of ``value``, and of each function that it wraps, keeps in its closure or was made of."""
     yield getattr(value, "__globals__", {}).get("__name__") or getattr(value, "__module__", None) or "builtins"
-    if depth < DEEPEST and isinstance(value, FunctionType):
+    if depth < environment.DEEPEST and isinstance(value, FunctionType):
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # an empty one
                 if isinstance(cell.cell_contents, _FUNCTIONS) or hasattr(cell.cell_contents, "func"):

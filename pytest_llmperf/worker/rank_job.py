@@ -19,10 +19,9 @@ import torch.distributed as dist
 from pytest_llmperf.observe.device import is_gpu, own_device
 from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.reference_work import slowest
-from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
+from pytest_llmperf.observe.tracer import TRACED_STEPS
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, watched
 from pytest_llmperf.records import launch as records
-from pytest_llmperf.records.launch import Environment, Later, RankRecord, Trained
 from pytest_llmperf.records.learning import merged_learning
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.folder import Request, write_failure, write_json
@@ -82,22 +81,22 @@ class Recorder:
         self._folder, self._rank, self._spec = folder, rank, spec
         self._started_at = started_at
         self._limit: threading.Timer | None = None
-        self._shares: list[tuple[RankRecord, Mapping[str, Any]]] = []  # of all ranks
-        self._environment: Environment | None = None
+        self._shares: list[tuple[records.RankRecord, Mapping[str, Any]]] = []  # of all ranks
+        self._environment: records.Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
             self._environment = environment(device)
             write_json(folder / records.ENVIRONMENT_FILE, self._environment)
 
-    def measured(self, trained: Trained) -> None:
+    def measured(self, trained: records.Trained) -> None:
         """All that is timed is over: what follows has to end in time, or all are ended."""
         self._gather(trained)
-        self._leave([Later()] * len(self._shares), records.MEASURED_FILE)
+        self._leave([records.Later()] * len(self._shares), records.MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
         self._limit.start()
 
-    def finished(self, trained: Trained) -> None:
+    def finished(self, trained: records.Trained) -> None:
         """All is over; what was gathered before is not gathered again."""
         if self._limit is None:
             self._gather(trained)
@@ -107,12 +106,12 @@ class Recorder:
         if self._rank == 0:
             (self._folder / records.MEASURED_FILE).unlink(missing_ok=True)
 
-    def _gather(self, trained: Trained) -> None:
+    def _gather(self, trained: records.Trained) -> None:
         """All but what ranks see later; the launcher adds its wall time and health."""
         self._shares, self._trained = from_ranks((trained.record, trained.evidence)), trained
         self._loaded = loaded()
 
-    def _leave(self, later: Sequence[Later], name: str) -> None:
+    def _leave(self, later: Sequence[records.Later], name: str) -> None:
         """On rank 0, what was gathered with what was seen ``later`` by each rank."""
         if self._environment is None:
             return

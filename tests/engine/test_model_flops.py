@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.launch import local
+from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import CountError
@@ -138,7 +138,7 @@ def test_it_is_counted_from_collection_on_and_done_before_hardware_is_leased(
         held.append(counts.is_open)
         yield H200.gpus
 
-    monkeypatch.setattr(local, "lease_gpus", lease)
+    monkeypatch.setattr(machine, "lease_gpus", lease)
     result = Cases(caller).check(MIXTURE).result
     assert result.check("mfu") is not None
     assert held

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.launch import local
+from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
@@ -75,8 +75,8 @@ def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     def not_here(*_: object, **__: object) -> None:
         raise AssertionError("this machine was asked")
 
-    for name in ("LocalLauncher", "lease_cpu", "lease_gpus"):
-        monkeypatch.setattr(local, name, not_here)
+    for module, name in ((local, "LocalLauncher"), (machine, "lease_cpu"), (machine, "lease_gpus")):
+        monkeypatch.setattr(module, name, not_here)
     return found
 
 

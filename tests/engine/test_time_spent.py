@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from pytest_llmperf.judge.pairs import Bounds
-from pytest_llmperf.launch import local, prediction
+from pytest_llmperf.launch import machine, prediction
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.run.findings import DidNotTrainError
@@ -35,7 +35,7 @@ def slow_lease(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(WAITED)
         yield ()
 
-    monkeypatch.setattr(local, "lease_cpu", lease)
+    monkeypatch.setattr(machine, "lease_cpu", lease)
 
 
 def test_a_record_tells_the_wait_for_its_hardware_first(engine: Engine, slow_lease: None) -> None:
@@ -78,7 +78,7 @@ def test_a_wait_that_is_given_up_is_counted(engine: Engine, monkeypatch: pytest.
         time.sleep(WAITED)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "lease_cpu", lease)
+    monkeypatch.setattr(machine, "lease_cpu", lease)
     with pytest.raises(KeyboardInterrupt):
         engine.run().measure(SPEC)
     assert engine.findings.spent.launches == 0

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch import fork_servers, local, machine, process
+from pytest_llmperf.launch import fork_servers, machine, process
 from pytest_llmperf.launch.local import LocalSite
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import SlurmOptions, Wanted
@@ -239,6 +239,6 @@ def test_where_files_cannot_be_locked_launches_do_not_overlap(turns: Turns, monk
 def test_who_waits_for_the_hardware_is_not_passed_over(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     lingering(turns.folder, monkeypatch, "time.sleep(1.5)")
     turns.launch()
-    monkeypatch.setattr(local, "is_awaited", lambda _: True)
+    monkeypatch.setattr(machine, "is_awaited", lambda _: True)
     turns.launch()
     assert "yielding" not in turns.reached(2)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from pytest_llmperf.observe.environment import Project  # noqa: E402
 from pytest_llmperf.observe.places import Places  # noqa: E402
-from pytest_llmperf.observe.tracer import STEPS, Tracer  # noqa: E402
+from pytest_llmperf.observe.tracer import TRACED_STEPS, Tracer  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -64,13 +64,13 @@ def test_what_a_script_does_in_some_traced_steps_alone_has_its_line_and_ours_are
     for is_ours in (False, True):
         tracer = Tracer(CPU, is_ours=is_ours, project=Project(tmp_path))
         tracer.begin()
-        for number in range(STEPS):
+        for number in range(TRACED_STEPS):
             step(0 if is_ours else number)
             tracer.end_step()
         found[is_ours] = tracer.trace(None, (), 0).places
     place = "train.py:3 torch.ones(1).item()"
     script = {kind: places for kind, places in found[False].items() if kind != "host"}  # of which a clock tells
-    assert script == {"wait": {place: 1 / STEPS}, "operator": {place: 2 / STEPS}}
+    assert script == {"wait": {place: 1 / TRACED_STEPS}, "operator": {place: 2 / TRACED_STEPS}}
     assert found[True] == {"wait": {place: 1.0}}
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402 - they need torch
 
 from pytest_llmperf.observe import training  # noqa: E402
-from pytest_llmperf.observe.tracer import STEPS  # noqa: E402
+from pytest_llmperf.observe.tracer import TRACED_STEPS  # noqa: E402
 from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
 from pytest_llmperf.observe.vital_signs import Heartbeat  # noqa: E402
 from pytest_llmperf.records.launch import Trained  # noqa: E402
@@ -85,7 +85,7 @@ class TestObservedByHooks:
         assert trained.losses == pytest.approx(by_step)
 
     def test_steps_that_are_traced_come_after_them_and_are_counted_apart(self, loop: Loop) -> None:
-        assert loop.num_steps == PLAN.steps + STEPS
+        assert loop.num_steps == PLAN.steps + TRACED_STEPS
         products = {row.name: row.count for row in loop.observed.trace().rows if row.name == "aten::mm"}
         assert products == {"aten::mm": 2 * _PASSES}
 
@@ -97,7 +97,7 @@ class TestObservedByHooks:
         hook = register_optimizer_step_post_hook(other.stepped)
         other.run()
         hook.remove()
-        assert other.num_steps == PLAN.steps + STEPS - 1
+        assert other.num_steps == PLAN.steps + TRACED_STEPS - 1
         assert other.observed.trace().counts == loop.observed.trace().counts
 
     def test_its_phases_are_told(self, loop: Loop) -> None:

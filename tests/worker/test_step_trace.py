@@ -328,7 +328,7 @@ def test_a_record_of_exchanges_that_cannot_be_read_costs_no_trace(monkeypatch: p
     monkeypatch.setattr(tracer, "recorded", recorded)
     seen = tracer.Tracer(torch.device("cpu"))
     seen.begin()
-    for _ in range(tracer.STEPS):
+    for _ in range(tracer.TRACED_STEPS):
         torch.ones(4, 4) @ torch.ones(4, 4)
         seen.end_step()
     trace = seen.trace(None, [0.1] * 4, 1)

@@ -19,7 +19,6 @@ from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import History, level_columns, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.support import formats, user_input
-from pytest_llmperf.support.user_input import nearest
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -111,7 +110,7 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
     if not matching:
         raise CaseError(
             f"{case}: no such case in this history, expected an id, a part of one, a pattern or a digest; the nearest "
-            f"id is {nearest(case, ids, at_least=0.0)!r}; llmperf history lists them all"
+            f"id is {user_input.nearest(case, ids, at_least=0.0)!r}; llmperf history lists them all"
         )
     return [result for result in results if result.id in matching]
 

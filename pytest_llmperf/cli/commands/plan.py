@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pytest_llmperf.analysis import formulas
-from pytest_llmperf.analysis.formulas import Measured, MemoryPlan
+from pytest_llmperf.analysis.formulas import PARTS, Measured, MemoryPlan, caveats, newest_on_a_gpu
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, table
 from pytest_llmperf.cli.asked_run import Named, all_stored, named
 from pytest_llmperf.cli.baseline_folder import Shelf, check_machine
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.launch import prediction
-from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.text import Column, markdown, one_line
@@ -48,12 +46,12 @@ def predictions(cases: Sequence[Named], troubles: list[str]) -> Iterator[Predict
     """The prediction for each case, in their order, each as soon as it is known; ``troubles``: why there is none."""
     known = [(case.spec, case.stored) for case in cases if isinstance(case.spec, TrainSpec)]
     for (spec, stored), parts in zip(known, prediction.predictions([spec for spec, _ in known]), strict=True):
-        if isinstance(parts, PredictionError):
+        if isinstance(parts, prediction.PredictionError):
             troubles.append(str(parts))
         elif stored is None:
             yield Prediction(spec, MemoryPlan(parts))
         else:
-            newest = formulas.newest_on_a_gpu(stored.baseline.launches)
+            newest = newest_on_a_gpu(stored.baseline.launches)
             yield Prediction(spec, MemoryPlan(parts), stored.baseline.machine, newest)
     scripts = (case.spec.id for case in cases if case.spec.is_script)
     troubles.extend(f"{each}: a script, whose memory is not predicted; llmperf script measures it" for each in scripts)
@@ -66,7 +64,7 @@ def page(one: Prediction) -> list[str]:
     lines = [one.spec.id, fact("peak allocated", one.plan.peak_allocated_bytes, "of each rank's GPU")]
     lines += [
         f"    {name:12}  {formats.memory(one.plan.parts[name], 2):>10}  {text}"
-        for name, text in formulas.PARTS.items()
+        for name, text in PARTS.items()
         if one.plan.parts.get(name)
     ]
     if one.launch is not None:
@@ -74,7 +72,7 @@ def page(one: Prediction) -> list[str]:
         lines.append(fact("measured", one.launch.peak_allocated_bytes, f"{where}; the prediction's error: {one.error}"))
     elif one.machine:
         lines.append(fact("measured", None, f"on {one_line(one.machine)} is no GPU's memory"))
-    return [*lines, *(f"  note: {line}" for line in formulas.caveats(one.spec))]
+    return [*lines, *(f"  note: {line}" for line in caveats(one.spec))]
 
 
 def document(one: Prediction) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def document(one: Prediction) -> dict[str, Any]:
         "digest": spec.digest,
         "peak_allocated_bytes": plan.peak_allocated_bytes,
         "parts": dict(plan.parts),
-        "notes": formulas.caveats(spec),
+        "notes": caveats(spec),
         "machine": one.machine or None,
         "measured_peak_allocated_bytes": launch.peak_allocated_bytes if launch else None,
         "error": plan.error(launch) if launch else None,
@@ -209,11 +207,11 @@ def _known(arguments: argparse.Namespace, case: Named) -> Measured:
 
 def _scaled(wide: Sequence[list[TrainSpec]], known: Sequence[Measured], troubles: list[str]) -> Iterator[list[_Scaled]]:
     """Of each spec its step at each number of ranks, as soon as all are known; ``troubles``: why there is none."""
-    with closing(StaticSteps(known[0].ranks_per_node if known else 0)) as steps:
+    with closing(prediction.StaticSteps(known[0].ranks_per_node if known else 0)) as steps:
         steps.ask(each for one in wide for each in one)
         for one, measured in zip(wide, known, strict=True):
             rows = [(each, steps.of(each)) for each in one]
-            troubles += [str(step) for _, step in rows if isinstance(step, PredictionError)]
+            troubles += [str(step) for _, step in rows if isinstance(step, prediction.PredictionError)]
             told = [(each, step) for each, step in rows if isinstance(step, StaticStep)]
             yield [(each, step, measured.step_range(each, step, steps.of)) for each, step in told]
 
@@ -236,7 +234,7 @@ def scale_document(one: _Scaled) -> dict[str, Any]:
 
 
 def _notes(spec: TrainSpec) -> list[str]:
-    return [line for line in formulas.caveats(spec) if "counted on one node" not in line]  # by plan alone
+    return [line for line in caveats(spec) if "counted on one node" not in line]  # by plan alone
 
 
 def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:

@@ -9,8 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pytest_llmperf.analysis import ladder as chapter15
-from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains
+from pytest_llmperf.analysis.ladder import LADDERS, NOTES, SCALINGS, Gain, Rung, Width, gains
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, add_shared, plain, table
 from pytest_llmperf.cli.baseline_folder import Shelf, figure
 from pytest_llmperf.records.metrics import MEMORY, RATE
@@ -131,7 +130,7 @@ class Rungs(Generic[_Side]):
 def ladders(shelf: Shelf) -> list[Rungs[Side]]:
     """The chapter's ladders that ``shelf``, of one machine kind, has a rung of; CaseError: it has nothing to show."""
     baselines = {one.baseline.digest: one.baseline for one in shelf.stored}
-    known = [rungs for rungs in chapter15.LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
+    known = [rungs for rungs in LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
     if not known and not scalings(shelf):
         raise CaseError(
             f"{shelf.root}: none of {len(baselines)} baselines is of a rung of {_TITLE}, expected one at least; "
@@ -154,7 +153,7 @@ def _sides(rungs: Sequence[Rung], rates: Sequence[float | None], memory: Sequenc
 def scalings(shelf: Shelf) -> list[Rungs[Width]]:
     """The chapter's widths with the baselines of ``shelf``, of one machine kind; none where only one GPU is stored."""
     found = []
-    for rungs in chapter15.SCALINGS:
+    for rungs in SCALINGS:
         every = (one.baseline for one in shelf.stored)
         stored = {spec: one for one in every if (spec := _of_this_work(rungs[0].spec, one.digest, one.spec))}
         for parallelism in dict.fromkeys(spec.parallelism for spec in stored if spec.gpus > 1):
@@ -209,7 +208,7 @@ def page(
         lines += ["", title(3, subject)]
         for name, columns in _scaling_tables(scaling).items():
             lines += ["", title(4, name), *shown(columns)]
-    notes = listed([*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())])
+    notes = listed([*NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())])
     return [*lines, *([""] if screen else []), *notes]
 
 

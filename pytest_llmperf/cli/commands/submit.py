@@ -20,11 +20,9 @@ from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen
 from pytest_llmperf.cli.cluster_file import ClusterFile
 from pytest_llmperf.cli.night_results import gather
 from pytest_llmperf.cli.night_tests import left_out
-from pytest_llmperf.cli.readiness import Asked, ask
 from pytest_llmperf.report.results_json import write_json
-from pytest_llmperf.support import user_input
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.user_input import hint
+from pytest_llmperf.support.user_input import argument, duration_hours, hint
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +53,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     planned = sbatch.jobs(cluster)
     night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
     warned += readiness.warnings(cluster)
-    asked = ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
+    asked = readiness.ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
     if asked is not None:
         if not dry_run:  # which lists them, and goes on
             readiness.check(cluster, asked)
@@ -111,7 +109,7 @@ class _Submission:
 
 
 def _lines(
-    night: _Submission, warned: Sequence[str], shown: Asked | None, troubles: list[str], *, wait: bool
+    night: _Submission, warned: Sequence[str], shown: readiness.Asked | None, troubles: list[str], *, wait: bool
 ) -> Iterator[str]:
     """Each once it is done; what goes wrong meanwhile is in ``troubles``. ``shown``: the tests of a dry run."""
     yield from (f"warning: {line}" for line in warned)
@@ -233,7 +231,7 @@ _MOST_SHOWN = 20
 def add_nights_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"))
-    time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
+    time_above_0 = argument(duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
     add("--newer-than", metavar="TIME", type=time_above_0)
     parser.set_defaults(answer=_nights)
 

@@ -18,8 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pytest_llmperf.launch import device
-from pytest_llmperf.launch.device import RECORD, RECORDING, VISIBLE, Gpu
+from pytest_llmperf.launch.device import PASSED_ON, RECORD, RECORDING, VISIBLE, Gpu
 from pytest_llmperf.launch.machine import Machine, find_machine
 from pytest_llmperf.launch.process import package_path, start
 from pytest_llmperf.launch.scratch import SCRATCH
@@ -35,7 +34,7 @@ from pytest_llmperf.support.redaction import is_secret
 MARK = "llmperf-node "
 _PROBE_SECONDS = 180.0
 # The caller's, whose values a container may replace with its own.
-_PASSED_ON = (*device.PASSED_ON, "LLMPERF_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "UCX_", "FI_")
+_PASSED_ON = (*PASSED_ON, "LLMPERF_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "UCX_", "FI_")
 _PORTS = range(20000, 32000)  # below the ports that Linux hands out by itself
 
 

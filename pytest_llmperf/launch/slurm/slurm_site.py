@@ -20,7 +20,6 @@ from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import AllNodesLostError, OutOfTimeError, Say, Site, SiteError, Wanted, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import Cluster, NodeFacts, Srun, answer, endpoint, find_cluster
-from pytest_llmperf.launch.slurm.controller import Allocation, NoNodeAnswersError, job_key
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.step_outcome import Aftermath, Outcome, gather, unreachable
 from pytest_llmperf.launch.watch import ProgressReader, with_phases
@@ -215,7 +214,7 @@ class SlurmSite(Site):
 
     def __init__(self, wanted: Wanted, variables: Mapping[str, str]) -> None:
         self._wanted = wanted
-        self.key = job_key(variables)
+        self.key = controller.job_key(variables)
         self._all_lost: AllNodesLostError | None = None
         self._launcher: SlurmLauncher | None = None
         self._said: set[str] = set()
@@ -227,8 +226,8 @@ class SlurmSite(Site):
             raise self._all_lost  # asked again, they would take as long
         try:
             cluster = find_cluster(self._wanted.slurm)
-        except NoNodeAnswersError:
-            nodes = Allocation.from_variables(os.environ).nodes
+        except controller.NoNodeAnswersError:
+            nodes = controller.Allocation.from_variables(os.environ).nodes
             if unreachable(nodes) != nodes:
                 raise
             self._all_lost = AllNodesLostError(f"node {listed(nodes)} failed, and the job has no other")

@@ -23,7 +23,6 @@ from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.scratch import UNWRITABLE
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.controller import AllocationError, expand_nodes
 from pytest_llmperf.launch.watch import sum_of_known
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import SOAKED, Failure, Progress
@@ -81,8 +80,8 @@ def word(lines: Iterable[str]) -> str:
 def _nodes(lists: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for text in lists:
-        with suppress(AllocationError):
-            found |= {*expand_nodes(text)}
+        with suppress(controller.AllocationError):
+            found |= {*controller.expand_nodes(text)}
     return found
 
 

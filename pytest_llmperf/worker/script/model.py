@@ -20,8 +20,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_llmperf.observe import environment
-from pytest_llmperf.observe.environment import Project, name_of, numel, plain
+from pytest_llmperf.observe.environment import Project, configuration, name_of, numel, parameter_groups, plain, setup
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support.redaction import redacted, without_secrets
@@ -154,12 +153,12 @@ def _twin(setting: str) -> Any:
 
 
 def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[str, Any]:
-    found = environment.setup(whole, optimizers[0] if optimizers else None, {})
+    found = setup(whole, optimizers[0] if optimizers else None, {})
     if len(optimizers) > 1:
         found["optimizer"] = {name_of(type(each)): plain(dict(each.defaults)) for each in optimizers}
-        found["parameter_groups"] = [group for each in optimizers for group in environment.parameter_groups(each)]
+        found["parameter_groups"] = [group for each in optimizers for group in parameter_groups(each)]
     number = max(1, sum(map(numel, whole.parameters())))
-    configs = [environment.configuration(config) for config in _configs(whole)[:1]]
+    configs = [configuration(config) for config in _configs(whole)[:1]]
     return {
         **found,
         **({"config": configs[0]} if configs else {}),

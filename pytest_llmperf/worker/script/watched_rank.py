@@ -20,8 +20,7 @@ import torch
 
 from pytest_llmperf.observe.environment import Project, environment
 from pytest_llmperf.observe.measurement import Boundary, Memory
-from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import is_profiled
+from pytest_llmperf.observe.tracer import TRACED_STEPS, is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
 from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share, diary_of

@@ -31,8 +31,6 @@ from typing import Any, NoReturn
 from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message, uncollected
 from pytest_llmperf.worker import imports
 from pytest_llmperf.worker.warm import agent, gpu_answers
-from pytest_llmperf.worker.warm.agent import Order, Run, flush, resident_runs, run_agent
-from pytest_llmperf.worker.warm.gpu_answers import Devices, NoAnswersError
 
 
 class ImportWatch:
@@ -77,11 +75,11 @@ _POLL_SECONDS = 0.02
 
 class ForkServer:
     def __init__(self, channel: Channel) -> None:
-        self._devices: Devices | None = None
+        self._devices: gpu_answers.Devices | None = None
         """Answered for where CUDA would be asked; ``None``: there is none to answer for."""
         self._variables: Mapping[str, str | None] = {}
         """Environment variables that imports have set, or removed."""
-        self._pages: frozenset[Run] = frozenset()
+        self._pages: frozenset[agent.Run] = frozenset()
         """Of files, which a fork has not read."""
         self._watch = ImportWatch(lambda: bool(_unfit()))
         self._listen(channel)
@@ -131,7 +129,7 @@ class ForkServer:
                     else:
                         imports.import_needs(needs)
                 imports.patched_files()  # once for all ranks
-        except NoAnswersError as error:
+        except gpu_answers.NoAnswersError as error:
             return {"refused": str(error)}
         except Exception as error:  # noqa: BLE001 - a cold launch's rank will tell it as it should be told
             traceback.print_exc()
@@ -141,7 +139,7 @@ class ForkServer:
         changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
         self._variables = {**self._variables, **{name: os.environ.get(name) for name in changed}}
         if not gpu_answers.sees_gpus():  # else memory is the card's
-            self._pages |= frozenset(resident_runs())
+            self._pages |= frozenset(agent.resident_runs())
         # Or each rank's first collection, the Trainer's, would copy each page that holds an object.
         gc.freeze()
         return {"ready": imports.sources()}
@@ -176,17 +174,17 @@ class ForkServer:
         # A default that an import sets, as torch does for its compiler's cache, gives way to the launch's own.
         imported = {name: to for name, to in self._variables.items() if name in given or name not in asked}
         environment = {name: value for name, value in {**asked, **imported}.items() if value is not None}
-        order = Order(message.content["torchrun"], environment, sorted(self._pages))
+        order = agent.Order(message.content["torchrun"], environment, sorted(self._pages))
         with self._fork() as (parent, pid):
             if not pid:
-                os._exit(run_agent(order, message.files[0], parent))
+                os._exit(agent.run_agent(order, message.files[0], parent))
         self._agents.add(pid)
         return pid
 
     @contextmanager
     def _fork(self) -> Iterator[tuple[int, int]]:
         """Yield the forking process's pid and ``os.fork``'s answer; in the fork nothing of the server is open."""
-        flush()
+        agent.flush()
         parent = os.getpid()
         # Until its handlers are its own: a signal meant for the fork must not wake the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_llmperf.cli import main, readiness
 from pytest_llmperf.cli.night_tests import last_word
+from pytest_llmperf.cli.readiness import ask
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 
@@ -170,9 +171,7 @@ class TestAsked:
         said: str,
     ) -> None:
         program("sbatch", "echo x >> asked; echo 1")
-        monkeypatch.setattr(
-            "pytest_llmperf.cli.commands.submit.ask", lambda _file: readiness.Asked(None, asked[1], asked[0])
-        )
+        monkeypatch.setattr("pytest_llmperf.cli.readiness.ask", lambda _file: readiness.Asked(None, asked[1], asked[0]))
         assert submit(ALONE + more) == 1
         out, error = capsys.readouterr()
         assert "submitted" not in out
@@ -184,7 +183,7 @@ class TestAsked:
     def test_a_test_that_cannot_be_collected_is_named_with_its_error(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.commands.submit.ask", readiness.ask)
+        monkeypatch.setattr("pytest_llmperf.cli.readiness.ask", ask)
         Path("perf_tests/test_b.py").write_text("import no_such_module\n")
         # Of launches in a job, and here is none.
         assert submit(ALONE + "options = perf_tests --perf-launcher slurm\n") == 1

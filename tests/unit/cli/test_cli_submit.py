@@ -43,7 +43,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> None:
             document_of({"results": [], "planned": planned, "suite": SUITE | {"coverage": coverage}}), "", 0
         )
 
-    monkeypatch.setattr("pytest_llmperf.cli.commands.submit.ask", ask)
+    monkeypatch.setattr("pytest_llmperf.cli.readiness.ask", ask)
 
 
 def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:

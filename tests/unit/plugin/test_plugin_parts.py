@@ -19,7 +19,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.policy import StoredOfKind
-from pytest_llmperf.launch import local
+from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
@@ -295,7 +295,7 @@ class TestRunner:
             events.append("launched")
             return launch_of(request.spec)
 
-        monkeypatch.setattr(local, "lease_cpu", lease)
+        monkeypatch.setattr(machine, "lease_cpu", lease)
         self.runner(tmp_path, Saying(), launch).launch(SPEC, 1)
         assert events == ["leased", "launched", "released"]
 

@@ -125,7 +125,7 @@ _LEFT_OUT = -100
 _NARROW, _FEWER_DIGITS = 2, 1e-30
 
 #: Steps that it adds.
-STEPS = 1
+INSPECTED_STEPS = 1
 
 
 def _kept(look: Callable[..., None]) -> Callable[..., None]:
@@ -262,7 +262,7 @@ class Inspection:
             steps=steps,
             schedule_steps=int(_schedule(trainer).last_epoch) // each,
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
-            **found_in(digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step),
+            **found_in(digests, trainer.train_dataset, (steps - INSPECTED_STEPS) * of_a_step, of_a_step),
             misorder=update_replay.misorder(trainer),
             labels=self._has_own_labels,
             future=seen_half(trainer, model, 1) if self._spec.fp8 == "no" else None,

@@ -12,7 +12,6 @@ import torch
 
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records import learning
-from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, ParityOrder, TensorError, TrainingErrors
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
@@ -45,25 +44,25 @@ class Truth:
         return cls(**torch.load(path, map_location=device, weights_only=True))
 
 
-def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> TrainingErrors:
+def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> learning.TrainingErrors:
     """One training's figures, as this rank saw it; without a plain optimizer of the first step alone, and no update."""
     optimizer = true_optimizer(spec)
     steps = spec.steps if optimizer else 1
     norms = [_total(one) for one in truth.gradients[:steps]]
-    tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
+    tensors = [*_compared(learning.GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
     clipping, lost = list[float](), 0.0
     for before, after in zip(map(_total, seen.gradients), map(_total, seen.clipped), strict=True):
         expected = before * min(1.0, small_trainer.LONGEST_GRADIENT / (before + 1e-6))  # what clipping adds to a norm
         clipping.append(after / expected - 1 if expected else 0.0)
     if optimizer:
         updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying, seen.matrices)
-        tensors += _compared(UPDATE, seen.updates, updates)
+        tensors += _compared(learning.UPDATE, seen.updates, updates)
         both = zip(seen.updates, updates, strict=True)
         pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]
         wanted = sum(fetched((true != 0).sum() for _, true in pairs))
         stayed = sum(fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
         lost = stayed / wanted if wanted else 0.0
-    return TrainingErrors(
+    return learning.TrainingErrors(
         form=form,
         precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
         roundoff=_ROUNDOFF[spec.compute_precision],
@@ -81,7 +80,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
     )
 
 
-def _compared(kind: str, own: Sequence[Tensors], true: Sequence[Tensors]) -> Iterator[TensorError]:
+def _compared(kind: str, own: Sequence[Tensors], true: Sequence[Tensors]) -> Iterator[learning.TensorError]:
     for step, (ours, truth) in enumerate(zip(own, true, strict=True), 1):
         pairs = [(ours.get(name, torch.zeros_like(expected)), expected) for name, expected in truth.items()]
         norms = fetched(found.norm() for found, _ in pairs)
@@ -90,7 +89,7 @@ def _compared(kind: str, own: Sequence[Tensors], true: Sequence[Tensors]) -> Ite
         errors = fetched((found - expected).norm() for found, expected in pairs)
         for name, norm, true_norm, product, error in zip(truth, norms, true_norms, products, errors, strict=True):
             cosine = product / (norm * true_norm) if norm * true_norm else 0.0
-            yield TensorError(
+            yield learning.TensorError(
                 kind=kind, tensor=name, step=step, true_norm=true_norm, norm=norm, cosine=cosine, error=error
             )
 
@@ -100,7 +99,7 @@ def _total(tensors: Tensors) -> float:
 
 
 def make_small_trainings(
-    spec: TrainSpec, order: ParityOrder, request: Request, device: torch.device, beat: Heartbeat
+    spec: TrainSpec, order: learning.ParityOrder, request: Request, device: torch.device, beat: Heartbeat
 ) -> None:
     """Leave the figures of each in the launch's folder, and where this launch makes it, the truth of each seed."""
     config = small_config(request.model_config, order.shrinks)
@@ -121,8 +120,8 @@ def make_small_trainings(
 
 
 def _plain(
-    plain: TrainSpec, number: int, order: ParityOrder, folder: Path, train: Callable[..., SmallSteps]
-) -> Iterator[TrainingErrors]:
+    plain: TrainSpec, number: int, order: learning.ParityOrder, folder: Path, train: Callable[..., SmallSteps]
+) -> Iterator[learning.TrainingErrors]:
     """For one seed: the truth, and the plain form with each step as a whole and in pieces."""
     spec = replace(plain, seed=plain.seed + number)
     exact = replace(spec, optimizer=learnt_by(spec))
@@ -131,21 +130,21 @@ def _plain(
     truth.save(folder / f"truth-{spec.seed}.pt")
     # FSDP computes with copies of the weights in 16 bits where others compute under autocast, which fp8 needs.
     copies = order.gathered if spec.fp8 == "no" else "no"
-    forms = [(OWN, exact if copies == "no" else replace(exact, mixed_precision="no"), copies)]
+    forms = [(learning.OWN, exact if copies == "no" else replace(exact, mixed_precision="no"), copies)]
     if in_fp32(spec).digest != spec.digest:
-        forms.append((FP32, in_fp32(exact), "no"))
+        forms.append((learning.FP32, in_fp32(exact), "no"))
     for form, whole, gathered in forms:
         # The same sums in another order: each step in several passes.
         own = replace(whole, optimizer=spec.optimizer)
         pieces = replace(own, gradient_accumulation_steps=SEQUENCES // PASSES, micro_batch_size=PASSES)
-        for each in (whole, pieces) if form == OWN or keeps_states_short(spec) else (whole,):
+        for each in (whole, pieces) if form == learning.OWN or keeps_states_short(spec) else (whole,):
             yield errors_of(form, each, train(each, is_plain=True, gathered=gathered), truth)
 
 
-def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps]) -> Iterator[TrainingErrors]:
+def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps]) -> Iterator[learning.TrainingErrors]:
     """``spec`` in its own precision and in fp32, of all ranks; on other ranks than the first one nothing."""
     exact = in_fp32(spec)
-    forms = {OWN: spec} | ({} if exact.digest == spec.digest else {FP32: exact})
+    forms = {learning.OWN: spec} | ({} if exact.digest == spec.digest else {learning.FP32: exact})
     for number in range(learning.PARITY_BESIDE):
         seed = spec.seed + number
         truth: Truth | None = None

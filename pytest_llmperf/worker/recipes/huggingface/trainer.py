@@ -22,8 +22,7 @@ from pytest_llmperf.worker.build import build_model, trainer_of, training_argume
 from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, bind_workers, training_data
-from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
-from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
+from pytest_llmperf.worker.recipes.huggingface.inspection import INSPECTED_STEPS, Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.parallelism import sharing
 
