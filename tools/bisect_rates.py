@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pytest_llmperf.judge.pairs import Lineage, Side, compared_ends, most_steps, side_of
+from pytest_llmperf.judge.pairs import Side, compared_ends, side_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.records.result import Candidate
+from pytest_llmperf.run.bisection import Lineage, most_steps
 from tools import tables
 
 _POLICY = Policy.for_gpu()

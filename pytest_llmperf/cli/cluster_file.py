@@ -289,13 +289,12 @@ def _refuse_unknown(path: Path, what: str, name: str, known: Mapping[str, object
         raise ClusterError(f"{path}: unknown {what}: {name!r}{instead(name, known)}; known: {', '.join(known)}")
 
 
-def _by_option(section: Mapping[str, str]) -> Mapping[str, str]:
-    return {option: why for options, why in section.items() for option in options.split()}
-
-
 # Of pytest, of sbatch for each job, and for the one that merges: what a night gives itself, with what says it instead.
 _RESERVED = shipped(__file__, "reserved.ini")
-RESERVED, SBATCH, SBATCH_MERGE = (_by_option(_RESERVED[name]) for name in ("pytest", "sbatch", "merge"))
+RESERVED, SBATCH, SBATCH_MERGE = (
+    {option: why for options, why in _RESERVED[name].items() for option in options.split()}
+    for name in ("pytest", "sbatch", "merge")
+)
 # Of pytest and pytest-xdist: after these the rest of a word is the value.
 _SHORT_WITH_VALUE = "cmnoprW"
 

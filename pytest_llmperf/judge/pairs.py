@@ -7,8 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from statistics import fmean
 from typing import Literal
 
@@ -19,7 +17,7 @@ from pytest_llmperf.judge.stats import Difference, Pairs, paired_difference, qua
 from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge_pairs, phase_checks
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
-from pytest_llmperf.records.result import Candidate, Check, Verdict, joined_reasons, worst_of
+from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
 from pytest_llmperf.support import formats
 from pytest_llmperf.support.user_input import is_positive
 
@@ -202,16 +200,19 @@ def _loss(pairs: Pairs, bound: float | None) -> Iterator[Check]:
 
 def exact_differences(then: Launch, now: Launch, policy: Policy) -> tuple[str, ...]:
     """What is counted, or exact, and not as it was ``then``; memory beyond its tolerance."""
-    found = []
-    for metric in counts():
-        a, b = count_of(then, metric), count_of(now, metric)
-        if a is not None and b is not None and a != b:
-            found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
+    found = [f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}" for metric, a, b in _other_counts(then, now)]
     tolerance = policy.in_pairs().tolerances[MEMORY]
     if abs(now.peak_reserved_bytes - then.peak_reserved_bytes) > tolerance * then.peak_reserved_bytes:
         memory = " -> ".join(formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
         found.append(f"peak memory: {memory}")
     return (*found, *changes((now,), (then,)))
+
+
+def _other_counts(then: Launch, now: Launch) -> Iterator[tuple[str, float, float]]:
+    for metric in counts():
+        a, b = count_of(then, metric), count_of(now, metric)
+        if a is not None and b is not None and a != b:
+            yield metric, a, b
 
 
 @dataclass(frozen=True)
@@ -236,69 +237,10 @@ class Change:
         return Change(log, log - wide, log + wide)
 
 
-# Lineage: which candidates may still be the first bad one, and which of them tells most of the others.
+# Bisection: what tells bad from good, and on which side others are.
 
 #: What is known of a candidate: like the good end, like the bad one, or that nothing can be.
 Side = Literal["good", "bad", "skipped"]
-
-
-class Lineage:
-    """The candidates after the good end, each after its parents; the last is the bad end. It need not be a line: of a
-    merge each parent's ancestors are its own. A set of candidates is an int, a bit each."""
-
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self.candidates = tuple(candidates)
-        self._number = {one.name: index for index, one in enumerate(self.candidates)}
-        self._until: list[int] = []
-        for index, one in enumerate(self.candidates):
-            known = (self._until[self._number[name]] for name in one.parents if name in self._number)
-            self._until.append(reduce(or_, known, 1 << index))
-
-    @property
-    def bad(self) -> Candidate:
-        return self.candidates[-1]
-
-    def suspects(self, sides: Mapping[str, Side]) -> tuple[Candidate, ...]:
-        """Those that may be the first bad one, the oldest first."""
-        return tuple(self.candidates[index] for index in _indices(self._suspected(sides)))
-
-    def following(self, sides: Mapping[str, Side]) -> Candidate | None:
-        """The suspect that divides them best; ``None`` where no other launch can tell more."""
-        suspected = self._suspected(sides)
-        total = suspected.bit_count()
-        bad = [self._number[name] for name, side in sides.items() if side == "bad" and name in self._number]
-        newest = min(bad, key=lambda index: self._until[index].bit_count(), default=len(self.candidates) - 1)
-        open_ones = [i for i in _indices(suspected) if i != newest and self.candidates[i].name not in sides]
-        halves = {index: (self._until[index] & suspected).bit_count() for index in open_ones}
-        best = max(open_ones, key=lambda index: min(halves[index], total - halves[index]), default=None)
-        return None if best is None else self.candidates[best]
-
-    def before(self, first_bad: Candidate, sides: Mapping[str, Side]) -> str | None:
-        """A good candidate that has all that ``first_bad`` follows, its parent if possible; ``None``: the good end."""
-        good = [name for name, side in sides.items() if side == "good" and name in self._number]
-        for parent in (self._number[name] for name in first_bad.parents if name in self._number):
-            if holders := [name for name in good if self._until[self._number[name]] >> parent & 1]:
-                return min(holders, key=lambda name: self._number[name] != parent)
-        return None
-
-    def _suspected(self, sides: Mapping[str, Side]) -> int:
-        found = self._until[-1]
-        for name, side in sides.items():
-            if name in self._number and side != "skipped":
-                until = self._until[self._number[name]]
-                found &= until if side == "bad" else ~until
-        return found
-
-
-def most_steps(num_suspects: int) -> int:
-    """Comparisons that a line of so many suspects needs: half of them remain after each."""
-    return max(0, num_suspects - 1).bit_length()
-
-
-def _indices(members: int) -> list[int]:
-    return [index for index in range(members.bit_length()) if members >> index & 1]
-
-
 By = Literal["speed", "memory", "counts", "evidence"]
 #: What a bisection may go by.
 CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")
@@ -418,11 +360,8 @@ def _exact(by: By, pairs: Pairs, policy: Policy) -> Yardstick | None:
     if by == "evidence":
         lines = frozenset(changes((after,), (before,)))
         return Yardstick(by, lines=lines) if lines else None
-    for metric in counts():
-        then, now = count_of(before, metric), count_of(after, metric)
-        if then is not None and now is not None and then != now:
-            return Yardstick(by, metric=metric, ends=(then, now))
-    return None
+    moved = next(_other_counts(before, after), None)
+    return None if moved is None else Yardstick(by, metric=moved[0], ends=moved[1:])
 
 
 def _memory_log(pairs: Pairs) -> float:

@@ -10,16 +10,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import psutil
 
-from pytest_llmperf.launch import process as processes
 from pytest_llmperf.launch.device import ASK_WITHOUT_A_CONTEXT, NO_GPU, VISIBLE
-from pytest_llmperf.launch.process import Ended, is_alive, start
+from pytest_llmperf.launch.process import home_of_package, is_alive, kill_with_children, python_path, start
 from pytest_llmperf.settings.registry import packages
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message
@@ -31,8 +30,6 @@ _IMPORT_SECONDS = 300.0
 _FORK_SECONDS = 30.0
 # Whoever forked an agent reaps it, and tells at once.
 _REAP_SECONDS = 30.0
-# What a process has that has nothing left to do.
-_LEAVE_SECONDS = 10.0
 # A server ends the agents that it has, which have what torchrun gives its ranks.
 _END_SECONDS, _LAST_SECONDS = 80.0, 5.0
 # Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory. Of servers
@@ -185,70 +182,6 @@ class ForkedAgent:
                 self._process.send_signal(number)  # not if the pid was given anew
 
 
-class Former:
-    """The last launch of a run that left its record, as long as its processes end, and what is held until they have."""
-
-    of: object = None
-    """What it ran on."""
-
-    def __init__(self) -> None:
-        self.bad_ends: list[str] = []
-        """Of each that ended with an error after its record, a line."""
-        self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_leaving(self) -> bool:
-        return self._thread is not None
-
-    def leaves(  # noqa: PLR0913, PLR0917 - what ends, and who hears of it
-        self, agent: ForkedAgent, ended: Ended, held: ExitStack, say: Callable[[str], None], name: str, folder: Path
-    ) -> None:
-        """From now on ``agent`` ends with its ranks; of a bad end ``say`` hears, by the launch's ``name``."""
-        self._agent, self._told = agent, (say, name, folder)
-        self._is_over = self._was_killed = False
-        # In a thread: others wait for what is held, and nobody here may look for a while.
-        args = {*ended.left}, held
-        self._thread = threading.Thread(target=self._end, args=args, name="llmperf-former", daemon=True)
-        self._thread.start()
-
-    def _end(self, left: set[psutil.Process], held: ExitStack) -> None:
-        _, alive = psutil.wait_procs(left, timeout=_LEAVE_SECONDS)
-        if alive:
-            self._was_killed = True
-            processes.kill(alive)
-            psutil.wait_procs(alive, timeout=processes.GONE_SECONDS)
-        with self._lock, self._lease, held:
-            self._is_over = True
-
-    def keep(self, lease: ExitStack) -> None:
-        """Hold ``lease`` until it is over; where it is, not at all."""
-        with self._lock:
-            self._lease.push(lease.pop_all())
-            if self._is_over:
-                self._lease.close()
-
-    def handed(self) -> ExitStack | None:
-        """The lease, to the launch that comes next; ``None``: it was let go."""
-        with self._lock:
-            return None if self._is_over else self._lease.pop_all()
-
-    def gone(self) -> None:
-        """Wait until nothing of it is left."""
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread, returncode = None, processes.returncode_of(self._agent)
-        how = f"ended with {processes.signal_name(returncode) or returncode}"
-        if self._was_killed:
-            how = f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
-        if returncode or self._was_killed:
-            say, name, folder = self._told
-            say(line := f"{name}: {how} after its record was there, which stands")
-            if not (self._was_killed or self._agent.is_lost):  # then nobody knows how it ended
-                self.bad_ends.append(f"{line}; its logs are in {folder}")
-
-
 class ServerProcess:
     """One interpreter in one environment."""
 
@@ -350,7 +283,7 @@ class ServerProcess:
 
     def _kill(self) -> None:
         with suppress(psutil.Error):
-            processes.kill_with_children(psutil.Process(self.pid))
+            kill_with_children(psutil.Process(self.pid))
 
 
 def needs(spec: TrainSpec) -> tuple[str, ...]:
@@ -433,7 +366,7 @@ class ServerPool:
             home = self._folder() / f"fork-server-{self._num_started}"
             home.mkdir()
             environment = {**self._marks, **dict(key.environment), **_WHILE_IMPORTING}
-            environment |= processes.python_path(processes.home_of_package(key.python, home), environment)
+            environment |= python_path(home_of_package(key.python, home), environment)
             visible = {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
             environment |= {**visible, **ASK_WITHOUT_A_CONTEXT} if key.on_gpu else NO_GPU
             return ServerProcess(key.python, environment, key.folder, home / "server.log")

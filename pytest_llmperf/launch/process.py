@@ -275,18 +275,15 @@ class WholeTree:
         deadline = time.monotonic() + GONE_SECONDS
         while any(map(is_alive, stopped)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        _remove((shared & _shared()) | locks)
+        left = (shared & _shared()) | locks
+        # Our user's of these, which nobody uses.
+        for path in left - _used(psutil.pids()) if left else ():
+            with suppress(OSError):
+                if path.lstat().st_uid == os.geteuid():
+                    path.unlink()
         if self._guard:
             self._guard.kill()
             self._guard.communicate()
-
-
-def _remove(left: set[Path]) -> None:
-    """Our user's of these, which nobody uses."""
-    for path in left - _used(psutil.pids()) if left else ():
-        with suppress(OSError):
-            if path.lstat().st_uid == os.geteuid():
-                path.unlink()
 
 
 def _shared() -> set[Path]:

@@ -99,10 +99,15 @@ class ProgressReader:
     def _rate(self, now: float, step: int, tokens_per_step: int) -> float:
         if step > 0 and (not self._marks or step > self._marks[-1][1]):
             self._marks = [*self._marks[-8:], (now, step)]  # the recent past: the first step would weigh on it for long
-        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:  # noqa: PLR2004 - two ends of a span
-            return 0.0
-        (start, first), (end, last) = self._marks[0], self._marks[-1]
-        return (last - first) * tokens_per_step / (end - start)
+        return tokens_per_step * _a_second(self._marks)
+
+
+def _a_second(marks: Sequence[tuple[float, float]]) -> float:
+    """By how much what is counted grows, from the first of these times to the last; 0 where there is but one."""
+    if not marks or marks[-1][0] <= marks[0][0]:
+        return 0.0
+    (start, first), (end, last) = marks[0], marks[-1]
+    return (last - first) / (end - start)
 
 
 class HealthWatch:
@@ -158,6 +163,7 @@ class HealthWatch:
     def health(self) -> Health:
         """What was seen while the ranks trained; of several GPUs the worst."""
         seen = [[one for one in every if one.time <= self._trained_until] for every in self._seen.values()]
+        joules = ([(one.time, one.joules) for one in gpu if one.joules is not None] for gpu in seen)
         clocks = [_known(one.clock_mhz for one in gpu) for gpu in seen]
         temperatures = [_known(one.temperature for one in gpu) for gpu in seen]
         now = [sensors.memory_errors() for sensors in self._sensors]
@@ -166,7 +172,7 @@ class HealthWatch:
             clock_reasons=_shares([_known(one.reasons for one in gpu) for gpu in seen]),
             sm_clock_mhz=min((median(known) for known in clocks if known), default=0.0),
             temperature_celsius=max((max(known) for known in temperatures if known), default=0.0),
-            power_watts=sum_of_known([_power(gpu) for gpu in seen]),
+            power_watts=sum_of_known([*map(_a_second, joules)]),
             power_limit_watts=min(_known(sensors.power_limit_watts() for sensors in self._sensors), default=0.0),
             memory_errors=sum(map(_new, self._errors, now)),
         )
@@ -194,14 +200,6 @@ def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
 def sum_of_known(watts: Sequence[float]) -> float:
     """All of them together; 0, which is unknown, where one is not known."""
     return round(sum(watts), 1) if all(watts) else 0.0
-
-
-def _power(seen: Sequence[device.Sample]) -> float:
-    known = [(one.time, one.joules) for one in seen if one.joules is not None]
-    if not known or known[-1][0] <= known[0][0]:
-        return 0.0
-    (start, first), (end, last) = known[0], known[-1]
-    return (last - first) / (end - start)
 
 
 def with_phases(launch: Launch, lap: Lap, progress: Progress) -> Launch:

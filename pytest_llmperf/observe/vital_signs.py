@@ -357,7 +357,6 @@ def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[N
 _MOST_KINDS, _LOOKED_FOR, _DEEP, _MOST_NEAR = 3, 20, 3, 200
 _OURS = Path(__file__).parents[1]
 
-
 _HOLDERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 
 

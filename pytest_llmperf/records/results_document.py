@@ -38,7 +38,6 @@ _AllCases = Annotated[
 # A record has about ten levels; where Python cannot write any deeper depends on who calls.
 _DEEPEST = 100
 
-
 _EXPECTED = "expected a file of --perf-json"
 
 

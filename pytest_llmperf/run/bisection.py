@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from pytest_llmperf.analysis.step_difference import points_to, step_difference
 from pytest_llmperf.judge.pairs import (
     By,
     Change,
-    Lineage,
     Look,
     Side,
     Yardstick,
     compared_ends,
     criteria,
     exact_differences,
-    most_steps,
     side_of,
 )
 from pytest_llmperf.judge.verdict import Judgement
@@ -305,3 +305,63 @@ class Bisector:
     @property
     def _left(self) -> float:
         return self._caller.run.until - time.monotonic()
+
+
+# Lineage: which candidates may still be the first bad one, and which of them tells most of the others.
+
+
+class Lineage:
+    """The candidates after the good end, each after its parents; the last is the bad end. It need not be a line: of a
+    merge each parent's ancestors are its own. A set of candidates is an int, a bit each."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.candidates = tuple(candidates)
+        self._number = {one.name: index for index, one in enumerate(self.candidates)}
+        self._until: list[int] = []
+        for index, one in enumerate(self.candidates):
+            known = (self._until[self._number[name]] for name in one.parents if name in self._number)
+            self._until.append(reduce(or_, known, 1 << index))
+
+    @property
+    def bad(self) -> Candidate:
+        return self.candidates[-1]
+
+    def suspects(self, sides: Mapping[str, Side]) -> tuple[Candidate, ...]:
+        """Those that may be the first bad one, the oldest first."""
+        return tuple(self.candidates[index] for index in _indices(self._suspected(sides)))
+
+    def following(self, sides: Mapping[str, Side]) -> Candidate | None:
+        """The suspect that divides them best; ``None`` where no other launch can tell more."""
+        suspected = self._suspected(sides)
+        total = suspected.bit_count()
+        bad = [self._number[name] for name, side in sides.items() if side == "bad" and name in self._number]
+        newest = min(bad, key=lambda index: self._until[index].bit_count(), default=len(self.candidates) - 1)
+        open_ones = [i for i in _indices(suspected) if i != newest and self.candidates[i].name not in sides]
+        halves = {index: (self._until[index] & suspected).bit_count() for index in open_ones}
+        best = max(open_ones, key=lambda index: min(halves[index], total - halves[index]), default=None)
+        return None if best is None else self.candidates[best]
+
+    def before(self, first_bad: Candidate, sides: Mapping[str, Side]) -> str | None:
+        """A good candidate that has all that ``first_bad`` follows, its parent if possible; ``None``: the good end."""
+        good = [name for name, side in sides.items() if side == "good" and name in self._number]
+        for parent in (self._number[name] for name in first_bad.parents if name in self._number):
+            if holders := [name for name in good if self._until[self._number[name]] >> parent & 1]:
+                return min(holders, key=lambda name: self._number[name] != parent)
+        return None
+
+    def _suspected(self, sides: Mapping[str, Side]) -> int:
+        found = self._until[-1]
+        for name, side in sides.items():
+            if name in self._number and side != "skipped":
+                until = self._until[self._number[name]]
+                found &= until if side == "bad" else ~until
+        return found
+
+
+def most_steps(num_suspects: int) -> int:
+    """Comparisons that a line of so many suspects needs: half of them remain after each."""
+    return max(0, num_suspects - 1).bit_length()
+
+
+def _indices(members: int) -> list[int]:
+    return [index for index in range(members.bit_length()) if members >> index & 1]

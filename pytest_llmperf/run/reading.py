@@ -74,7 +74,10 @@ def read_settings(
         from pytest_llmperf.run.history import has_commit
 
         if not values["against"].startswith("git:"):
-            values["against"] = _python(values["against"])
+            if (found := shutil.which(values["against"])) is None:
+                why = "no such interpreter; expected e.g. old-venv/bin/python"
+                raise UsageError(f"--perf-against {values['against']}: {why}")
+            values["against"] = str(Path(found).absolute())
             values["against_itself"] = _environment(values["against"]) == _environment(sys.executable)
         elif not has_commit(rootdir, values["against"].removeprefix("git:")):
             raise UsageError(
@@ -221,12 +224,6 @@ def _width(gpus: int | None, path: Path | None) -> Width | None:
     for case in file.document.planned:
         found[case.nodeid] = max(case.width, found.get(case.nodeid, case.width))
     return Width(gpus=gpus, plan=found, is_whole=is_whole(file.document))
-
-
-def _python(path: str) -> str:
-    if (found := shutil.which(path)) is None:
-        raise UsageError(f"--perf-against {path}: no such interpreter; expected e.g. old-venv/bin/python")
-    return str(Path(found).absolute())
 
 
 def _environment(python: str) -> str:

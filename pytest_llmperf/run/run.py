@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.findings import Coverage, Findings, UsageError
+from pytest_llmperf.run.findings import Coverage, Findings, Observer, UsageError
 from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.options import Settings
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.case import Caller, CaseTerms
     from pytest_llmperf.run.cases import Cases
     from pytest_llmperf.run.derived_metrics import ModelFlops
-    from pytest_llmperf.run.findings import Observer
     from pytest_llmperf.run.history import Revision
     from pytest_llmperf.run.measured import ResultCache
     from pytest_llmperf.run.run_end import Finished

@@ -18,8 +18,7 @@ from transformers.integrations.liger import apply_liger_kernel
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.settings import models
 from pytest_llmperf.worker.build import build_model, hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import Arithmetic
-from pytest_llmperf.worker.estimate.memory_estimator import as_on_gpu
+from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, as_on_gpu
 from pytest_llmperf.worker.settings.liger import liger_forwards, liger_functions, liger_kernels
 
 CHOICES = {

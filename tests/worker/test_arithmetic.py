@@ -24,8 +24,7 @@ from transformers import AutoModelForCausalLM
 from pytest_llmperf.launch.prediction import FlopCounts
 from pytest_llmperf.settings import models
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, model_flops
-from pytest_llmperf.worker.estimate.memory_estimator import as_on_gpu
+from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, as_on_gpu, model_flops
 from tests.worker.ligered import STEPS
 
 pytestmark = pytest.mark.torchrun

@@ -12,6 +12,8 @@ A layer that checkpointing computes again is counted twice: a count is of the st
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.support.files import shipped
 from pytest_llmperf.worker.build import hf_config_of
@@ -274,3 +276,38 @@ def _counted(arithmetic: Arithmetic, function: Any, flops: Callable[..., int]) -
             return backward(context, *gradients)
 
     return replaced(function, forward=staticmethod(counted_forward), backward=staticmethod(quiet_backward))
+
+
+@contextmanager
+def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by ``called`` alone.
+    ``masks``: whether what SDPA cannot say otherwise (a sliding window) becomes one; other kernels are told of it."""
+    # transformers takes fake tensors for tracing, and would build a mask that training does not.
+    answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
+    answers |= {} if masks else {"_ignore_causal_mask_sdpa": True}
+    functions = {
+        name: lambda *_, answer=answer, **__: answer for name, answer in answers.items() if hasattr(masking_utils, name)
+    }
+    with ExitStack() as stack:
+        stack.enter_context(replaced(masking_utils, **functions))
+        if liger:
+            from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
+            from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
+
+            for info in pkgutil.iter_modules(ops.__path__):
+                module = importlib.import_module(f"{ops.__name__}.{info.name}")
+                kernels = [name for name, value in vars(module).items() if isinstance(value, KernelInterface)]
+                stack.enter_context(replaced(module, **{name: _NoKernel(name, called) for name in kernels}))
+            # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
+            stack.enter_context(replaced(torch, equal=lambda *_: True))
+        yield
+
+
+class _NoKernel:
+    """Stands where a Triton kernel does: it is launched, and does nothing."""
+
+    def __init__(self, name: str, called: Callable[[str], None]) -> None:
+        self._name, self._called = f"liger::{name}", called
+
+    def __getitem__(self, _grid: object) -> Callable[..., None]:
+        return lambda *_, **__: self._called(self._name)

@@ -5,9 +5,7 @@ The real model takes a step on fake tensors, which have no content. What CUDA ke
 from __future__ import annotations
 
 import collections
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -22,12 +20,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
 from pytest_llmperf.worker.estimate import exchanges
-from pytest_llmperf.worker.estimate.arithmetic import READ, replaced
+from pytest_llmperf.worker.estimate.arithmetic import READ, as_on_gpu, replaced
 from pytest_llmperf.worker.estimate.exchanges import Divided, OperatorCounter
 from pytest_llmperf.worker.estimate.storages import (
     GRANULE,
@@ -171,9 +169,7 @@ def _train(
     updated, pieces = _updated(model, counter, matrices)
     gradients = [own.grad for own in updated]
     with counter, counter.resizing():
-        counter.part = "weights"
-        for tensor in (*model.parameters(), *model.buffers()):
-            counter.count(tensor)
+        counter.count_weights(model)
         weights = counter.take()
         of_muon = {"matrices": {*updated[: len(matrices)]}} if matrices else {}
         optimizer = _OPTIMIZERS[spec.optimizer](updated, foreach=True, **of_muon)
@@ -227,9 +223,7 @@ def _by_deepspeed(
     groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]
     how = "fused" if spec.optimizer.endswith("_fused") else "foreach"
     with counter, counter.resizing(), exchanges.deepspeed_on_fake_tensors() as initialize:
-        counter.part = "weights"
-        for tensor in (*model.parameters(), *model.buffers()):
-            counter.count(tensor)
+        counter.count_weights(model)
         optimizer = _OPTIMIZERS[spec.optimizer]([{"params": group} for group in groups if group], **{how: True})
         engine, padding = initialize(spec, model, optimizer)
         if operators is not None:
@@ -404,38 +398,3 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(gradients[0])
-
-
-@contextmanager
-def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by ``called`` alone.
-    ``masks``: whether what SDPA cannot say otherwise (a sliding window) becomes one; other kernels are told of it."""
-    # transformers takes fake tensors for tracing, and would build a mask that training does not.
-    answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
-    answers |= {} if masks else {"_ignore_causal_mask_sdpa": True}
-    functions = {
-        name: lambda *_, answer=answer, **__: answer for name, answer in answers.items() if hasattr(masking_utils, name)
-    }
-    with ExitStack() as stack:
-        stack.enter_context(replaced(masking_utils, **functions))
-        if liger:
-            from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
-            from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
-
-            for info in pkgutil.iter_modules(ops.__path__):
-                module = importlib.import_module(f"{ops.__name__}.{info.name}")
-                kernels = [name for name, value in vars(module).items() if isinstance(value, KernelInterface)]
-                stack.enter_context(replaced(module, **{name: _NoKernel(name, called) for name in kernels}))
-            # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
-            stack.enter_context(replaced(torch, equal=lambda *_: True))
-        yield
-
-
-class _NoKernel:
-    """Stands where a Triton kernel does: it is launched, and does nothing."""
-
-    def __init__(self, name: str, called: Callable[[str], None]) -> None:
-        self._name, self._called = f"liger::{name}", called
-
-    def __getitem__(self, _grid: object) -> Callable[..., None]:
-        return lambda *_, **__: self._called(self._name)

@@ -59,6 +59,11 @@ class StorageCounter(QuickMode):
         self._living[key] = weakref.ref(storage, gone), Change(next(self._numbers), 0, self._part_of(tensor))
         self._record(key, num_bytes=storage.nbytes())
 
+    def count_weights(self, model: torch.nn.Module) -> None:
+        self.part = "weights"
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.count(tensor)
+
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             storage = tensor.untyped_storage()

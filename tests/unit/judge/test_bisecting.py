@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.pairs import (
-    Lineage,
     Look,
     Side,
     Yardstick,
     compared_ends,
     criteria,
     is_shown,
-    most_steps,
     side_of,
     side_of_difference,
 )
@@ -25,6 +23,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, Noise, Spread
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Candidate
+from pytest_llmperf.run.bisection import Lineage, most_steps
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.examples import examples
 from tests.fakes import Fake, launch_of
