@@ -29,7 +29,7 @@ from pytest_llmperf.support.redaction import without_secrets
 T = TypeVar("T")
 
 #: The end of a timeout's message.
-LONGER = "; a longer limit is --perf-timeout"
+LONGER = "; its limit was over, raise --perf-timeout"
 
 #: What small trainings did.
 Errors: TypeAlias = list[TrainingErrors]

@@ -352,7 +352,7 @@ def _weights_problems(spec: TrainSpec) -> Iterator[str]:
     except OSError:  # too long a name, or a parent that may not be read
         is_folder = False
     if not is_folder:
-        yield f"TrainSpec: weights={spec.weights!r} names no folder, expected one as save_pretrained writes it"
+        yield f"TrainSpec: weights={spec.weights!r} names no folder from {Path.cwd()}, expected one of save_pretrained"
 
 
 WEIGHTS = Setting(

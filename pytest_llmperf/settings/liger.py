@@ -135,7 +135,7 @@ class HubKernel:
         if name := _name(folder.absolute()):
             return cls(folder, name, found["revision"] or "", found["layer"])
         why = "holds no build that says its name (build/…/metadata.json)" if folder.is_dir() else "is no folder"
-        raise ValueError(f"{found['folder']!r} {why}, expected a kernel repository's")
+        raise ValueError(f"{found['folder']!r} {why}, expected a kernel repository's; a path counts from {Path.cwd()}")
 
     def __str__(self) -> str:
         return f"{self.name}{self.revision and '@'}{self.revision}:{self.layer}"

@@ -107,6 +107,20 @@ MISTAKES = [
 ]
 
 
+def test_a_folder_of_baselines_may_be_others_where_that_of_a_machine_in_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sealed" / "mine").mkdir(parents=True)
+    (tmp_path / "sealed" / "README.md").touch()
+    own, words = [tmp_path / "sealed" / "mine"], ["--perf-baselines=sealed", "--update-baselines"]
+    monkeypatch.setattr("pytest_llmperf.run.reading.refused_at", lambda _: "read-only")
+    monkeypatch.setattr("pytest_llmperf.run.reading.os.access", lambda path, _: path in own)
+    assert settings(CHECK, words, tmp_path).update == "all"
+    own.clear()
+    with pytest.raises(UsageError, match="read-only"):
+        settings(CHECK, words, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("words", "front", "said"), [(words, front, said) for words, fronts, said in MISTAKES for front in fronts]
 )

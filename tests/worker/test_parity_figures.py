@@ -62,6 +62,18 @@ def test_figures_come_to_the_host_together_however_many_tensors_there_are() -> N
     assert _fetched(40) == _fetched(2)
 
 
+@pytest.mark.parametrize(("gradient", "lost"), [(0.0, 0.0), (1.0, 1.0)])
+def test_what_no_gradient_reaches_loses_no_update(gradient: float, lost: float) -> None:
+    """Its decay alone may be too small for its type, and is not why it stays."""
+    seen, truth = _seen(2)
+    for name in seen.weights[0]:
+        for step in range(2):
+            seen.updates[step][name].zero_()
+            seen.clipped[step][name].fill_(gradient)
+    seen.decaying = frozenset(seen.weights[0])
+    assert errors_of("own", SPEC, seen, truth).lost_updates == lost
+
+
 def test_what_is_kept_stays_on_the_device_unless_it_would_fill_it() -> None:
     gpu = torch.device("cuda", 1)
     assert place_for(30_000_000, 2, gpu) == gpu

@@ -28,15 +28,13 @@ from pytest_llmperf.support import codec
 #: Of a trial: the median of five steps after the two first is known to half a per cent.
 STEPS, LEAST_STEPS, WARM_UP = 7, 7, 2
 
-# However little time there is: what is launched at all may begin.
-_LEAST_SECONDS = 20.0
-
 _NO_TIME = "no time for a second launch"
 _NO_TOKENS = "the tokens of a step were not found; say those of a step at the start: tokens=sequences:8"
 # What says nothing of the configuration, and may end otherwise the next time.
 _NOT_KEPT = frozenset({"killed", "never-started", "unwritable", "rendezvous", "node-failure"})
-# So many times the seconds may be enough for what was ended by its limit; and what a warm start takes at most.
-_FAR_MORE, _WARM_SECONDS = 1.5, 2.0
+# So many times the seconds may be enough for what was ended by its limit; what a warm start takes at most; and what a
+# launch is given, however little time there is: it may begin.
+_FAR_MORE, _WARM_SECONDS, _LEAST_SECONDS = 1.5, 2.0, 20.0
 
 #: What a neighbour may make of a launch that trains without it, as it takes memory and time; and what is one
 #: configuration's, and not that of all of its command.

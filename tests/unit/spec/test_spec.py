@@ -135,7 +135,7 @@ KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**32}, "below 2**32"),
         ({"weights": ""}, "weights='' names no folder"),
-        ({"weights": "no/such/folder"}, "weights='no/such/folder' names no folder"),
+        ({"weights": "no/such/folder"}, f"weights='no/such/folder' names no folder from {Path.cwd()}, expected"),
         ({"weights": "x" * 300}, "names no folder"),
         ({"model": "~nosuchuser/x"}, "'~nosuchuser/x': cannot be looked up"),
         ({"model": "x" * 300}, "model 'xxx"),
@@ -169,7 +169,7 @@ KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
         ),
         (
             {"hub_kernels": {"RMSNorm": "no/such:Layer"}},
-            "hub_kernels: RMSNorm: 'no/such' is no folder, expected a kernel",
+            f"'no/such' is no folder, expected a kernel repository's; a path counts from {Path.cwd()}",
         ),
         (
             {"hub_kernels": {"RMSNorm": f"{KERNELS.parent}:Layer"}},

@@ -57,8 +57,8 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> lea
     if optimizer:
         updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying, seen.matrices)
         tensors += _compared(learning.UPDATE, seen.updates, updates)
-        both = zip(seen.updates, updates, strict=True)
-        pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]
+        steps_of = zip(seen.updates, updates, seen.clipped, strict=True)  # where no gradient is, only decay moves
+        pairs = [(ours[name], true[name] * (given[name] != 0)) for ours, true, given in steps_of for name in given]
         wanted = sum(fetched((true != 0).sum() for _, true in pairs))
         stayed = sum(fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
         lost = stayed / wanted if wanted else 0.0

@@ -146,7 +146,7 @@ class WatchedTrainer(Trainer):
             return error
         return RefusedError(
             f"{model_type}: {len(missing)} of {len(names)} weights get no gradient from text (first: {missing[0]}); "
-            "expected a causal language model that uses all of them, without parts for other input"
+            "expected a causal language model without parts for other input, and of kernels ones with a backward pass"
         )
 
     def get_train_dataloader(self) -> Any:
