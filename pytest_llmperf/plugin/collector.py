@@ -116,10 +116,8 @@ class Collector:
     def __init__(self, config: pytest.Config) -> None:
         """Begin the run; pytest.UsageError: an option that cannot be used, or hardware that is not there."""
         self.session = session = PerfSession(config)
-        self._seen: set[str] = set()
-        self._attempts: dict[str, list[str]] = {}
-        self._minds_signals = False
-        self._failed_with = 0
+        self._seen, self._attempts = set[str](), dict[str, list[str]]()
+        self._minds_signals, self._failed_with = False, 0
         config.add_cleanup(session.close)
         config.pluginmanager.register(self, "llmperf-collector")
         with session.outcomes():
@@ -142,8 +140,7 @@ class Collector:
 
     def saw(self, made: Iterable[Any]) -> None:
         """Of a test that is chosen by its parameters the others are made too, and nothing shows them later."""
-        found = (item for item in made if isinstance(item, pytest.Item) and is_case(item))
-        self.session.collected |= {item.nodeid for item in found}
+        self.session.collected |= {item.nodeid for item in made if isinstance(item, pytest.Item) and is_case(item)}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pycollect_makeitem(self) -> Generator[None, Any, Any]:

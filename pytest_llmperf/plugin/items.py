@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,10 @@ from pytest_llmperf.run.findings import Width
 from pytest_llmperf.run.reading import without_effect
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.files import baselines_above
+from pytest_llmperf.support.user_input import nearest
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.collector import PerfSession
-
 
 # Ini values that, given for one run, change what is collected.
 _COLLECTING = (
@@ -29,11 +30,8 @@ _COLLECTING = (
 
 def specs_of(items: Iterable[pytest.Item]) -> Iterator[Spec]:
     """The specs among the parameters of ``items``, or in a field ``spec`` of one, in the order of the tests."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is None or not is_case(item):
-            continue
-        for value in callspec.params.values():
+    for item in filter(is_case, items):
+        for value in getattr(getattr(item, "callspec", None), "params", {}).values():
             spec = value if isinstance(value, Spec) else getattr(value, "spec", None)
             if isinstance(spec, Spec):
                 yield spec
@@ -111,22 +109,28 @@ def _within(path: Path, folders: Iterable[Path]) -> bool:
 def baselines_further_up(config: pytest.Config) -> str:
     """A line about baselines further up that this run does not see: pytest took a sub-folder; else empty."""
     option, root = config.option, config.rootpath
-    if config.inipath is not None or option.perf_baselines or config.getoption("rootdir", default=None):
-        return ""
-    if (found := baselines_above(root / "baselines")) is None:
+    is_said = config.inipath is not None or option.perf_baselines or config.getoption("rootdir", default=None)
+    if is_said or (found := baselines_above(root / "baselines")) is None:
         return ""
     taken = f"no baselines in {root}, which pytest takes for its rootdir, and {found} has some"
     return f"{taken}: use them with --rootdir={found.parent} or --perf-baselines={found}"
+
+
+def _slips(keyword: str, collected: Iterable[str]) -> list[str]:
+    """Of a -k that left no test what its words may have meant."""
+    known, asked = ({*re.findall(r"[\w.]+", text)} for text in (" ".join(collected), keyword))
+    others = {word for word in asked - {"and", "or", "not"} if not any(word.lower() in one.lower() for one in known)}
+    near = {word: nearest(word, known) for word in sorted(others)}
+    return [f"llmperf: no perf test has {word}, did you mean -k {one}?" for word, one in near.items() if one]
 
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     """About where the cases run, and what they do not see; nothing where no perf test was collected."""
     cases = sum(map(is_case, items))
     if not cases or session.config.get_verbosity() < 0:
-        return []
+        return [] if items else _slips(session.config.option.keyword, session.collected)
     where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
-    if session.settings.static:
-        where = "no GPU is used"
+    where = "no GPU is used" if session.settings.static else where
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     hidden = "" if session.settings.against else baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""

@@ -57,6 +57,14 @@ def moved(project: Project) -> Path:
     return folder
 
 
+def test_words_of_k_that_no_perf_test_has_are_told_with_those_that_they_are_like(project: Project) -> None:
+    run = {
+        words: [line for line in project.run("-k", words).outlines if "mean -k" in line]
+        for words in ("sdap", "not sdpa")
+    }
+    assert run == {"sdap": ["llmperf: no perf test has sdap, did you mean -k sdpa?"], "not sdpa": []}
+
+
 @pytest.mark.parametrize("narrowing", NARROWING.values(), ids=NARROWING.keys())
 def test_nothing_that_moved_is_unused(
     project: Project, moved: Path, narrowing: list[tuple[tuple[str, ...], str]]
