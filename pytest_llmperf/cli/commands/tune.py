@@ -209,7 +209,7 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
             about = "" if trial.ranks and before.ranks else "about "
             gain = f"{about}{formats.percent(math.expm1(sign * (now - then)))} {name} against {tuning.begun_at.id}"
         yield f"  {gain}, where the search began"
-    beside = {"second": "is better than", "first": "is worse than", "tie": "ties with", "": "may be no better than"}
+    beside = {"second": "is better than", "first": "is worse than", "tie": "ties with", "": "is not yet told from"}
     for (first, second), turns in tuning.compared.items():
         more, *ends = (formats.percent(math.expm1(sign * log)) for log in (turns.log, turns.low, turns.high))
         figure = f"{more} {name} ({' to '.join(ends[::sign])}), {formats.counted(turns.pairs, 'pair')}"
