@@ -301,8 +301,8 @@ def _phase(progress: Progress) -> str:
     if progress.phase != "training":
         return one_line(progress.phase)
     if progress.step == 0 and progress.phase_seconds > _LONG_FIRST_STEP_SECONDS:
-        why = ": it compiles kernels" if progress.compiles else ""
-        return f"first step for {formats.elapsed(progress.phase_seconds)}{why}"
+        why = "it compiles kernels" if progress.compiles else "no optimizer has stepped yet"
+        return f"first step for {formats.elapsed(progress.phase_seconds)}: {why}"
     return f"step {progress.step}/{progress.steps}" if progress.steps else f"step {progress.step:,}"
 
 

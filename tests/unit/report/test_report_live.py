@@ -38,7 +38,7 @@ FIRST = Progress(phase="training", step=0, steps=40, phase_seconds=12.4, compile
     ("progress", "told"),
     [
         (FIRST, "first step for 12 s: it compiles kernels"),
-        (dataclasses.replace(FIRST, compiles=False), "first step for 12 s"),
+        (dataclasses.replace(FIRST, compiles=False), "first step for 12 s: no optimizer has stepped yet"),
         (dataclasses.replace(FIRST, phase_seconds=5.0), "step 0/40"),
         (dataclasses.replace(FIRST, step=1, phase_seconds=300.0), "step 1/40"),
         (dataclasses.replace(FIRST, phase="building"), "building"),
