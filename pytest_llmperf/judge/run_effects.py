@@ -13,7 +13,7 @@ from pytest_llmperf.judge.gpu_knowledge import Knowledge, compared
 from pytest_llmperf.judge.gpu_panel import Panel, cell_variances, design_of, doubted, residuals, unit_of
 from pytest_llmperf.judge.pairs import keeps
 from pytest_llmperf.judge.policy import Decision, Policy, Rule, decide, least_tolerance
-from pytest_llmperf.judge.verdict import Decided, sentence, speed_check, within_tolerance
+from pytest_llmperf.judge.verdict import Decided, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE, centre
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Verdict, worst_of
@@ -54,7 +54,7 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     verdict = worst_of(check.verdict for check in checks)
     if verdict == result.verdict and verdict in ("pass", "changed"):
         return replace(result, checks=checks)
-    said = ", ".join(sentence(check) for check in checks if check.verdict == verdict)
+    said = ", ".join(check.sentence for check in checks if check.verdict == verdict)
     reason = said or within_tolerance(result.launches)
     if verdict == result.verdict:
         return replace(result, checks=checks, reason=reason)

@@ -18,7 +18,7 @@ from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, ra
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, left_by_each_step, worst_of
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.records.trace import LEFT
-from pytest_llmperf.support.formats import in_sentence, percent
+from pytest_llmperf.support.formats import in_sentence
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _judged(
     checks = [each.check for each in found]
     gating = [check for check in checks if check.verdict is not None]
     verdict = worst_of(check.verdict for check in gating)
-    reason = ", ".join(sentence(check) for check in gating if check.verdict == verdict)
+    reason = ", ".join(check.sentence for check in gating if check.verdict == verdict)
     if verdict == "pass":
         reason = within_tolerance(launches) if gating else "no metric gates this case"
     # What is lost was shown by as many launches as it takes: another metric's would not mend it.
@@ -93,7 +93,7 @@ def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) ->
     """``judgement`` with ``checks`` that were decided elsewhere; the case is as bad as its worst."""
     told = [check for check in checks if check.verdict not in (None, "pass", "new")]
     worst = worst_of([judgement.verdict, *(check.verdict for check in told)])
-    sentences = [sentence(check) for check in told if check.verdict == worst]
+    sentences = [check.sentence for check in told if check.verdict == worst]
     if worst == judgement.verdict:
         sentences.insert(0, judgement.reason)
     # No launch of one check mends another's loss.
@@ -305,21 +305,6 @@ _LEAST_TOLD, _BLIND = 0.2, 1.5
 
 def _beside(check: Check, reference: float) -> Check:
     return replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
-
-
-def sentence(check: Check) -> str:
-    """What a check says, for a reason: the figure, and what it is held against."""
-    held = (("baseline", check.baseline), ("limit", check.limit))
-    figures = (check.value, check.baseline, check.limit)
-    beside = [f"{check.metric} {in_sentence(check.value, check.unit, *figures)}"]
-    if check.verdict == "changed" and check.value == check.baseline:
-        return f"{beside[0]} as in the baseline, others by name ({check.detail})"
-    beside += [f"{word} {in_sentence(value, check.unit, *figures)}" for word, value in held if value is not None]
-    told = ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")
-    if check.by_itself is None or check.verdict != "inconclusive":
-        return told
-    where = "within" if check.is_by_itself else "beyond"
-    return f"{told}, {where} the {check.by_itself * 100:.1f} % that this case loses elsewhere when nothing changed"
 
 
 # Phases: start, imports, the model: each twice as long and some seconds more is a loss, never by one

@@ -17,6 +17,7 @@ from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run.findings import Concluded, DidNotTrainError, Findings
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.user_input import A_TIME, is_minutes
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.collector import PerfSession
@@ -170,8 +171,6 @@ class Perf:
 
         It fails where steps become longer, something of the process only grows, or stalls cost more than they may. It
         needs no baseline, and records none. Ctrl-C ends it, and what was seen by then is reported."""
-        from pytest_llmperf.support.user_input import A_TIME, is_minutes
-
         if not is_minutes(minutes):
             raise failed(f"perf.soak: minutes={minutes!r}, expected {A_TIME}")
         if not isinstance(training, (str, Spec)):

@@ -14,6 +14,7 @@ from pytest_llmperf.records.failure import summed, total
 from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.codec import Number
+from pytest_llmperf.support.formats import in_sentence, percent
 
 #: What stands in the place of a rate where nobody knows the tokens of a step.
 STAND_INS = dict.fromkeys(("sequences_per_second_per_gpu", "steps_per_second"), "tokens_per_second_per_gpu")
@@ -105,6 +106,21 @@ class Check:
         """Whether it is undecided, and its loss no more than it has on other hosts when nothing changed."""
         loss = -(self.change or 0.0) if self.higher_is_better else self.change or 0.0
         return self.verdict == "inconclusive" and self.by_itself is not None and loss <= self.by_itself
+
+    @property
+    def sentence(self) -> str:
+        """For a reason: the figure, and what it is held against."""
+        held = (("baseline", self.baseline), ("limit", self.limit))
+        figures = (self.value, self.baseline, self.limit)
+        beside = [f"{self.metric} {in_sentence(self.value, self.unit, *figures)}"]
+        if self.verdict == "changed" and self.value == self.baseline:
+            return f"{beside[0]} as in the baseline, others by name ({self.detail})"
+        beside += [f"{word} {in_sentence(value, self.unit, *figures)}" for word, value in held if value is not None]
+        told = ", ".join(beside) + ("" if self.change is None else f" ({percent(self.change)})")
+        if self.by_itself is None or self.verdict != "inconclusive":
+            return told
+        where = "within" if self.is_by_itself else "beyond"
+        return f"{told}, {where} the {self.by_itself * 100:.1f} % that this case loses elsewhere when nothing changed"
 
     @property
     def times_slower(self) -> float | None:

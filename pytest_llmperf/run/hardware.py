@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_llmperf.launch.site import AllNodesLostError, Site, SiteError, Wanted
 from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
 from pytest_llmperf.run.findings import UNFINISHED, CaseFailedError, Concluded, RunEndedError, UsageError
 from pytest_llmperf.run.options import Settings
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import BaselineStore
     from pytest_llmperf.launch.device import Gpu
     from pytest_llmperf.launch.machine import Machine
-    from pytest_llmperf.launch.site import Site
 
 # GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
 _ANY = 1_000_000
@@ -63,8 +63,6 @@ class Hardware:
 
     @cached_property
     def site(self) -> Site:
-        from pytest_llmperf.launch.site import Wanted
-
         settings = self.settings
         wanted = Wanted(
             gpus=settings.gpus,
@@ -82,8 +80,6 @@ class Hardware:
         return LocalSite(wanted)
 
     def _machine_of_site(self) -> Machine:
-        from pytest_llmperf.launch.site import AllNodesLostError, SiteError
-
         try:
             return self.site.machine()
         except SiteError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_llmperf.run.findings import Coverage, Findings, Observer, UsageError
 from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.options import Settings
+from pytest_llmperf.settings.spec import Spec
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.policy import StoredOfKind
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.history import Revision
     from pytest_llmperf.run.measured import ResultCache
     from pytest_llmperf.run.run_end import Finished
-    from pytest_llmperf.settings.spec import Spec
 
 # A launch that no time is left for is ended at once, and as any other that took too long.
 _LEAST_SECONDS = 0.1

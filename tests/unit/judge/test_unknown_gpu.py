@@ -15,7 +15,7 @@ from pytest_llmperf.judge.gpu_panel import EFFECTS_DF
 from pytest_llmperf.judge.policy import Policy, Rule, decide, may_be_its_gpu
 from pytest_llmperf.judge.run_effects import ONLY_ITS_GPU, judged_later
 from pytest_llmperf.judge.stats import Difference
-from pytest_llmperf.judge.verdict import WAITS, Judgement, judge, sentence
+from pytest_llmperf.judge.verdict import WAITS, Judgement, judge
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
 from tests.gpu_nights import Cases, World, baseline_of, flat, result_of, waiting_for_hosts
@@ -213,8 +213,8 @@ def test_a_strict_run_lets_a_case_do_what_it_does_by_itself_on_other_hosts(
     assert (later.verdict, check.is_by_itself) == ("inconclusive", not fails)
     assert later.fails(strict=True) is fails
     where = "beyond" if fails else "within"
-    assert f"{where} the {check.by_itself * 100:.1f} %" in sentence(check)
-    assert later.reason == sentence(check)
+    assert f"{where} the {check.by_itself * 100:.1f} %" in check.sentence
+    assert later.reason == check.sentence
 
 
 def test_other_cases_and_young_baselines_have_nothing_by_themselves(
