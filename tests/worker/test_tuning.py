@@ -41,7 +41,7 @@ def test_a_killed_search_goes_on_and_its_winner_is_held_from_then_on(tmp_path: P
     (tmp_path / "space.toml").write_text(_SPACE)
     first = _tune(tmp_path)
     assert first.stderr is not None
-    told = next(line for line in first.stderr if " tokens/s/GPU, " in line)
+    told = next(line for line in first.stderr if " tokens/s/GPU (" in line)
     first.send_signal(signal.SIGKILL)
     first.communicate()
 
