@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._attention import _templated_ring_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -48,9 +49,11 @@ def among_ranks(
     config = ParallelismConfig(**parallelism.mesh_sizes(spec, ranks_per_node or spec.gpus))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
     ring = sys.modules[_templated_ring_attention.__module__]
+    # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
+    only = {"_chunk_with_empty": _first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
     try:
         config.get_device_mesh("cpu")
-        with replaced(ring, range=partial(_turns, counter or OperatorCounter())):
+        with replaced(ring, range=partial(_turns, counter or OperatorCounter())), replaced(_fsdp_param, **only):
             yield config
     finally:
         dist.destroy_process_group()
@@ -114,16 +117,9 @@ def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> Divided:
     return own_parts
 
 
-def first_chunk(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+def _first_chunk(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
     """What rank 0 gets of ``tensor``."""
     return [tensor.narrow(dim, 0, -(-tensor.size(dim) // num_chunks))]
-
-
-def padding_bytes(model: Any) -> int:
-    """What the shards of all ranks have beyond the model: rows are dealt out whole, and each rank gets as many."""
-    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    shards = ((each, each.device_mesh.size(-1) * each._local_tensor.nbytes) for each in sharded)  # noqa: SLF001
-    return sum(num_bytes - each.numel() * each.element_size() for each, num_bytes in shards)
 
 
 def deepspeed() -> Any:
@@ -133,7 +129,7 @@ def deepspeed() -> Any:
 
 
 @contextmanager
-def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tuple[Any, int]]]:
+def deepspeed_on_fakes() -> Iterator[Callable[[TrainSpec, Any, Any], tuple[Any, int]]]:
     """What makes DeepSpeed's engine of a model and its optimizer, its questions answered as in ranks that are well."""
     package, zero = deepspeed(), partial(import_module, package="deepspeed.runtime.zero")
     flat, stage3, partitions = map(zero, (".stage_1_and_2", ".stage3", ".partition_parameters"))
@@ -270,6 +266,25 @@ class OperatorCounter:
     def called(self, name: str) -> None:
         """``name`` was called where no dispatcher sees it."""
         self._now[name] += 1
+
+    def add_rest(self, model: Any, counter: AbstractContextManager[Any], gradients: list[torch.nn.Parameter]) -> None:
+        """What ranks exchange beside what the step has asked for, which ``counter`` sees; ``gradients`` of DDP, in the
+        order in which they came."""
+        self.exchanges.add_trainer(model)
+        if gradients:
+            self.exchanges.add_ddp(model, gradients)
+            return
+        if not hasattr(
+            model, "set_requires_gradient_sync"
+        ):  # the Trainer adds up the squares of a tensor's norms itself
+            self.exchanges.add("all_reduce", torch.float32.itemsize)
+            return
+        # Rows are dealt out whole, and each rank gets as many.
+        sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+        shards = ((each, each.device_mesh.size(-1) * each._local_tensor.nbytes) for each in sharded)  # noqa: SLF001
+        self.padding = sum(num_bytes - each.numel() * each.element_size() for each, num_bytes in shards)
+        with counter:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
     @contextmanager
     def times(self, number: int) -> Iterator[None]:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -24,9 +23,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
-from pytest_llmperf.worker.estimate import exchanges
 from pytest_llmperf.worker.estimate.arithmetic import READ, as_on_gpu, replaced
-from pytest_llmperf.worker.estimate.exchanges import Divided, OperatorCounter
+from pytest_llmperf.worker.estimate.exchanges import Divided, OperatorCounter, among_ranks, deepspeed_on_fakes, shard
 from pytest_llmperf.worker.estimate.storages import (
     GRANULE,
     Change,
@@ -71,7 +69,7 @@ def plan(
         )
     counter = StorageCounter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = stack.enter_context(exchanges.among_ranks(spec, ranks_per_node, operators))
+        ranks = stack.enter_context(among_ranks(spec, ranks_per_node, operators))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         model = AutoModelForCausalLM.from_config(hf_config, **model_arguments(spec, attention))
@@ -83,12 +81,6 @@ def plan(
         fused, size = spec.sdpa_backend != "math", counter.vocabulary_size
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
-        divided: Divided = nullcontext
-        if ranks is not None and not spec.parallelism.startswith("zero"):
-            # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
-            only = {"_chunk_with_empty": exchanges.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
-            with replaced(_fsdp_param, **only):
-                divided = exchanges.shard(spec, model, ranks)
         gradients: list[torch.nn.Parameter] = []
         if operators is not None and ranks is None:
             for parameter in (each for each in model.parameters() if each.requires_grad):
@@ -96,27 +88,15 @@ def plan(
         if spec.parallelism.startswith("zero"):
             recording = _by_deepspeed(spec, model, counter, functions)
         else:
+            divided: Divided = nullcontext if ranks is None else shard(spec, model, ranks)
             recording = _train(spec, model, counter, functions, divided)
             if operators is not None and spec.gpus > 1:
-                _exchange(model, counter, operators, gradients[-len({*gradients}) :])
+                operators.add_rest(model, counter, gradients[-len({*gradients}) :])
     parts = parts_at_peak(recording, _WORKSPACES)
     if spec.gpus > 1 and ranks is None:  # DDP reduces in buckets of its own, beside the gradients
         trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
         parts["buckets"] = trained if spec.lora else parts["weights"]
     return parts
-
-
-def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradients: list[torch.nn.Parameter]) -> None:
-    """What ranks exchange beside what the step has asked for; ``gradients`` of DDP, in the order in which they came."""
-    found.exchanges.add_trainer(model)
-    if gradients:
-        found.exchanges.add_ddp(model, gradients)
-    elif not hasattr(model, "set_requires_gradient_sync"):  # the Trainer adds up the squares of a tensor's norms itself
-        found.exchanges.add("all_reduce", torch.float32.itemsize)
-    else:
-        found.padding = exchanges.padding_bytes(model)
-        with counter:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def _refuse_unmodelled(spec: TrainSpec) -> None:
@@ -222,7 +202,7 @@ def _by_deepspeed(
     decayed, named = {*transformers.Trainer.get_decay_parameter_names(None, model)}, [*model.named_parameters()]
     groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]
     how = "fused" if spec.optimizer.endswith("_fused") else "foreach"
-    with counter, counter.resizing(), exchanges.deepspeed_on_fake_tensors() as initialize:
+    with counter, counter.resizing(), deepspeed_on_fakes() as initialize:
         counter.count_weights(model)
         optimizer = _OPTIMIZERS[spec.optimizer]([{"params": group} for group in groups if group], **{how: True})
         engine, padding = initialize(spec, model, optimizer)

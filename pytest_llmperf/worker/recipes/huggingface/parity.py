@@ -20,7 +20,6 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.rank_job import from_ranks
-from pytest_llmperf.worker.recipes.huggingface import small_trainer
 from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, Tensors, plain_updates, train_small
 from pytest_llmperf.worker.recipes.huggingface.update_replay import fetched
 
@@ -52,7 +51,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> lea
     tensors = [*_compared(learning.GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
     clipping, lost = list[float](), 0.0
     for before, after in zip(map(_total, seen.gradients), map(_total, seen.clipped), strict=True):
-        expected = before * min(1.0, small_trainer.LONGEST_GRADIENT / (before + 1e-6))  # what clipping adds to a norm
+        expected = before * seen.clip_factor(before)
         clipping.append(after / expected - 1 if expected else 0.0)
     if optimizer:
         updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying, seen.matrices)

@@ -194,6 +194,11 @@ class SmallSteps:
     def product(self, name: str, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
         self.product_types[name] = str(output.dtype).removeprefix("torch.")
 
+    @staticmethod
+    def clip_factor(norm: float) -> float:
+        """What a gradient of this ``norm`` is multiplied by where it is clipped."""
+        return min(1.0, LONGEST_GRADIENT / (norm + 1e-6))
+
 
 class SmallTrainer(Trainer):
     def __init__(self, *args: Any, seen: SmallSteps, **kwargs: Any) -> None:
@@ -221,7 +226,7 @@ class SmallTrainer(Trainer):
         """DeepSpeed's: a part of the backward pass, which clips where nobody sees it, by the norm that it tells."""
         self._seen.gradients.append(found := gradients_of(self._inner, self._seen.device))
         step(*args, **kwargs)
-        factor = min(1.0, LONGEST_GRADIENT / (float(engine.get_global_grad_norm()) + 1e-6))
+        factor = self._seen.clip_factor(float(engine.get_global_grad_norm()))
         self._seen.clipped.append({name: one * factor for name, one in found.items()})
 
 
