@@ -72,13 +72,14 @@ class Bed:
         return math.log(self.known[number].step_seconds / (spec.sequences_per_step * spec.sequence_length))
 
     def shuffled(self, chance: random.Random, *, anywhere: bool) -> Bed:
-        """In another order of its axes and its configurations, the first of which may stay."""
+        """In another order of its axes and its configurations; the search begins at the same one, or ``anywhere``."""
         order = list(range(len(self.specs)))
         rest = order if anywhere else order[1:]
         chance.shuffle(rest)
         order = rest if anywhere else [0, *rest]
         axes = tuple(chance.sample(self.space.axes, len(self.space.axes)))
-        return Bed(Space(self.space.base, axes), [self.specs[n] for n in order], [self.known[n] for n in order])
+        specs = [self.specs[n] for n in order]
+        return Bed(Space(specs[0] if anywhere else self.space.base, axes), specs, [self.known[n] for n in order])
 
 
 @cache

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, permutations
+from itertools import combinations, permutations, takewhile
 from statistics import fmean, median
 from typing import Any
 
@@ -197,8 +197,9 @@ _FIRST = (3.0, 15.0, 45.0, 120.0)
 # Of the time left, what a search begins with in any case takes the so-manieth part at most.
 _BEGINNING = 6
 # A gain, as a logarithm, of a micro-batch beside the best one, and from where on a step is worth its seconds; a choice
-# that failed so often is given up, and what is so much slower by its smaller micro-batch alone is not tried.
-_NEAR, _WORTH, _GIVEN_UP, _FAR_SLOWER = 0.006, 0.003, 2, 0.7
+# that failed so often is given up, what is so much slower by its smaller micro-batch alone is not tried, and a recipe
+# is tried again with a micro-batch of more than so many times the one it had.
+_NEAR, _WORTH, _GIVEN_UP, _FAR_SLOWER, _LARGER = 0.006, 0.003, 2, 0.7, 2
 
 
 @dataclass(frozen=True)
@@ -271,8 +272,8 @@ class Search:
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
         self._done: set[int] = set()
-        self._begun: set[int] = set()
-        """The places of those of the field's beginnings that were tried."""
+        self._begun: list[tuple[int, int]] = []
+        """The places of those of the field's beginnings that were tried, and what was."""
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def over(self, field: Field) -> None:
@@ -284,8 +285,8 @@ class Search:
 
     def tell(self, number: int, outcome: Outcome) -> None:
         choices, best = self._field.choices[number].items(), next(iter(self.in_order()), None)
-        wanted = enumerate(map(self._begun_by, range(len(self._field.beginnings))))
-        self._begun |= {at for at, one in wanted if one is not None and self._shape(one) == self._shape(number)}
+        wanted = enumerate(map(self._wanted, range(len(self._field.beginnings))))
+        self._begun += [(at, number) for at, n in wanted if n is not None and self._shape(n) == self._shape(number)]
         self._done |= {number} if number in self.outcomes or not outcome.is_spoilt else set()
         self.outcomes[number] = outcome
         if outcome.is_spoilt:
@@ -358,12 +359,19 @@ class Search:
             yield from dict.fromkeys([*due, *able])
 
     def _begun_by(self, at: int) -> int | None:
-        """The best of a recipe that nobody tried and that has no choice that failed."""
-        numbers = self._field.beginnings[at]
-        sound = (
-            n for n in numbers if self._is_left(n) and self._failures.keys().isdisjoint(self._field.choices[n].items())
-        )
-        return next(sound, None) if at not in self._begun else None
+        """The best of a recipe that nobody tried with near as large a micro-batch, and sparing no more memory."""
+        wanted, sizes, wastes = self._wanted(at), self._field.sizes, self._field.wastes
+        begun = [number for place, number in self._begun if place == at]
+        if wanted is None or any(sizes[wanted] <= _LARGER * sizes[n] and wastes[wanted] >= wastes[n] for n in begun):
+            return None
+        return wanted
+
+    def _wanted(self, at: int) -> int | None:
+        """The best of a recipe, of which better is not known and that has no choice that failed."""
+        choices, tried = self._field.choices, self._logs()
+        better = takewhile(lambda n: n not in tried, self._field.beginnings[at])
+        sound = (n for n in better if self._is_left(n) and self._failures.keys().isdisjoint(choices[n].items()))
+        return next(sound, None)
 
     def _by_size(self, best: int) -> Callable[[int], float]:
         """Of a number what its micro-batch brings in the place of the one of ``best``."""
@@ -392,6 +400,8 @@ class Search:
             if is_excluded and gain > _NEAR:  # what takes less memory may make room for it
                 for choice, (more, _) in each.items():
                     step(gain + min(more, self._beliefs.elsewhere), choice, size)
+            for choice in (choice for choice, (_, is_known) in each.items() if not is_known):
+                step(self._unspared(best, self._beside(own, choice, size)), choice, size)
         plain = next((n for n in self.in_order() if self._field.compiles[n] == PLAIN), best)
         for choice, (gain, is_known) in each.items():  # what it does beside that one, for a few seconds, it may do here
             if not is_known and plain != best and self._field.choices[plain].get(choice[0]) == own.get(choice[0]):
@@ -401,6 +411,11 @@ class Search:
             if one[0] != other[0] and ((is_known and is_too) or not (exists[one] and exists[other])):
                 step(min(gain + more - self._beliefs.elsewhere, self._beliefs.untried), one, other)
         return found
+
+    def _unspared(self, best: int, number: int | None) -> float:
+        """What it brings that another one spares no memory, with fewer sequences maybe; 0 where it spares as much."""
+        saved = 0.0 if number is None else self._field.wastes[best] - self._field.wastes[number]
+        return saved + self._by_size(best)(number) if number is not None and saved > 0 else 0.0
 
     def _gains_afar(self, best: int) -> dict[int, float]:
         """What any other may bring, as beliefs err, by all that it has in the place of what ``best`` has: but for what
@@ -423,6 +438,8 @@ class Search:
         own, known, found = self._field.choices[best], self._effects(best), dict[tuple[str, str], tuple[float, bool]]()
         trained = {one for number in self._logs() for one in self._field.choices[number].items()}
         tried = Counter(name for name, _ in trained)
+        behind = (n for one in self._field.beginnings if best in one for n in one[one.index(best) :])
+        lesser = {one for n in behind for one in self._field.choices[n].items()}  # to a recipe that it follows
         for name, choice in self._all:
             if own.get(name) == choice or name == self._field.size_axis or self._failures[name, choice] >= _GIVEN_UP:
                 continue
@@ -431,7 +448,7 @@ class Search:
                 continue
             # Of an axis of which more was tried less is to be expected.
             untried = self._beliefs.untried / max(1, tried[name] + ((name, choice) in trained))
-            gain = known.get((name, choice), untried)
+            gain = 0.0 if (name, choice) in lesser else known.get((name, choice), untried)
             found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), (name, choice) in known
         return found
 
@@ -450,18 +467,17 @@ class Search:
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
         """Of micro-batches beside the one of ``best`` what they may bring, by their choice: of the next ones little, of
-        up to twice as large ones, while no larger one is tried, what doubling may."""
+        up to four times as large ones, while no larger one is tried, what doubling may, and once more half of that."""
         axis, sizes, shape = self._field.size_axis, self._field.sizes, self._shape(best)
         if not axis:
             return {}
-        own, names = sizes[best], {sizes[number]: one[axis] for number, one in enumerate(self._field.choices)}
+        own, beside = sizes[best], (number for number in range(len(sizes)) if self._shape(number) == shape)
+        names = {sizes[number]: self._field.choices[number][axis] for number in beside}
         tried = {sizes[number] for number in self._logs() if self._shape(number) == shape}
         above, below = sorted(size for size in names if size > own), sorted(size for size in names if size < own)
         doubling = self._doubling(best) if tried.isdisjoint(above) else 0.0
-        near = {*above[:1], *below[-1:], *(size for size in above if doubling and size <= 2 * own)} - tried
-        return {
-            (axis, names[size]): _NEAR + doubling * min(1.0, max(0.0, math.log2(size / own))) for size in sorted(near)
-        }
+        near = {*above[:1], *below[-1:], *(size for size in above if doubling and size <= 4 * own)} - tried
+        return {(axis, names[size]): _NEAR + 2 * doubling * (1 - own / max(own, size)) for size in sorted(near)}
 
     def _doubling(self, best: int) -> float:
         """What twice the micro-batch of ``best`` may bring, by what the last doubling of any shape did."""

@@ -8,6 +8,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,10 +103,13 @@ class Space:
                 yield f"{axis.name}={choice.name}", self._made([choice], values)
 
     def _made(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> Any:
-        """The spec, or why it cannot be."""
+        """The spec, or why it cannot be. What only other choices of these axes set may be left out."""
         try:
             return self.spec(choices, values)
         except SpecError as error:
+            set_here = {name for axis in self.axes if {*axis.choices} & {*choices} for name in axis.fields}
+            with suppress(SpecError):
+                return self.spec(choices, {name: one for name, one in (values or {}).items() if name not in set_here})
             return error
 
     def values(self, spec: Spec) -> Mapping[str, Any]:
@@ -133,7 +137,7 @@ class Space:
     def recipes(self, over: Spec | None = None) -> tuple[tuple[Any, ...], ...]:
         """What does well elsewhere, with all else that ``over`` has (left out: the first). For each recipe its specs,
         the best first and of each the largest micro-batch first, up to ``LARGER`` times the base's or twice that of
-        ``over``; none where ``over`` follows it already."""
+        ``over``; where ``over`` follows it already, ``over`` between what is better and what is not."""
         base, over = self.base, over or self._made(self._nearest())
         if not (isinstance(base, TrainSpec) and isinstance(over, Spec)):
             return ()
@@ -147,8 +151,8 @@ class Space:
                 choices = [choice for axis in self.axes if (choice := followed(recipe, axis)) is not None]
                 made = (self._made([*choices, *size], values) for size in sizes)
                 able = [spec for spec in made if isinstance(spec, Spec)]
-                if not all(choice.holds(values) for choice in choices):
-                    specs |= dict.fromkeys(sorted(able, key=lambda spec: -spec.micro_batch_size))
+                is_own = all(choice.holds(values) for choice in choices)
+                specs |= dict.fromkeys([over] if is_own else sorted(able, key=lambda spec: -spec.micro_batch_size))
             found.append(tuple(specs))
         return tuple(found)
 
@@ -361,9 +365,10 @@ def recipes(base: TrainSpec, may: Collection[str]) -> tuple[tuple[Mapping[str, A
     fused_step = {"optimizer": "adamw_torch_fused"}
     if not liger_kernels(base):
         whole = {**layers, "torch_compile_scope": "model", **fused_step}
-        return ({**layers, **fused_step},), ({**whole, "attention": "flash_attention_2"}, whole)
+        return ({**layers, **fused_step},), tuple({**whole, "attention": one} for one in ("flash_attention_2", "sdpa"))
     loss = {"liger": True, "liger_kernels": LOSS} if "liger_kernels" in may else {"liger": False}
-    return ({"liger": True, "liger_kernels": "all", **fused_step},), ({**layers, **loss, **fused_step},)
+    plain = {"torch_compile": False, "liger": True, "liger_kernels": "all"}
+    return ({**plain, **fused_step},), ({**layers, **loss, **fused_step},)
 
 
 def followed(recipe: Mapping[str, Any], axis: Axis) -> Choice | None:

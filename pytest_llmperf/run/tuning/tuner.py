@@ -103,10 +103,12 @@ def compiles(spec: Spec) -> int:
 
 def begun_by(space: Space, numbers: Mapping[Spec, int], best: Spec | None, *, wastes: bool) -> Sequence[Sequence[int]]:
     """The numbers of what follows each recipe of ``space``: with all else that ``best`` has, and with what the search
-    began with. The former come first, unless ``best`` gives up speed to spare memory (``wastes``), or is ``None``."""
+    began with. The former come first, unless ``best`` gives up speed to spare memory (``wastes``), or is ``None``; and
+    alone where ``best`` follows the recipe."""
     own, plain = (space.recipes(best) if best is not None else ()), space.recipes()
     both = zip(*((plain, own) if wastes else (own, plain)) if own else (plain,), strict=True)
-    return [[numbers[spec] for spec in dict.fromkeys(chain(*each)) if spec in numbers] for each in both]
+    wanted = [next((one for one in each if best in one), dict.fromkeys(chain(*each))) for each in both]
+    return [[numbers[spec] for spec in each if spec in numbers] for each in wanted]
 
 
 def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True, on_cpu: bool = False) -> Field:
