@@ -397,11 +397,10 @@ class Search:
 
         for size, gain in self._size_gains(best).items():
             is_excluded = step(gain, size) and self._beside(own, size) in self.excluded
-            if is_excluded and gain > _NEAR:  # what takes less memory may make room for it
-                for choice, (more, _) in each.items():
-                    step(gain + min(more, self._beliefs.elsewhere), choice, size)
-            for choice in (choice for choice, (_, is_known) in each.items() if not is_known):
-                step(self._unspared(best, self._beside(own, choice, size)), choice, size)
+            for choice, (more, is_known) in each.items():  # what takes less memory may make room for it
+                room = gain + min(more, self._beliefs.elsewhere) if is_excluded and gain > _NEAR else 0.0
+                unspared = 0.0 if is_known else self._unspared(best, self._beside(own, choice, size))
+                step(max(room, unspared), choice, size)
         plain = next((n for n in self.in_order() if self._field.compiles[n] == PLAIN), best)
         for choice, (gain, is_known) in each.items():  # what it does beside that one, for a few seconds, it may do here
             if not is_known and plain != best and self._field.choices[plain].get(choice[0]) == own.get(choice[0]):

@@ -151,8 +151,9 @@ class Space:
                 choices = [choice for axis in self.axes if (choice := followed(recipe, axis)) is not None]
                 made = (self._made([*choices, *size], values) for size in sizes)
                 able = [spec for spec in made if isinstance(spec, Spec)]
-                is_own = all(choice.holds(values) for choice in choices)
-                specs |= dict.fromkeys([over] if is_own else sorted(able, key=lambda spec: -spec.micro_batch_size))
+                if all(choice.holds(values) for choice in choices):
+                    able = [over] if choices else []
+                specs |= dict.fromkeys(sorted(able, key=lambda spec: -spec.micro_batch_size))
             found.append(tuple(specs))
         return tuple(found)
 

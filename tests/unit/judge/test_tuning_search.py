@@ -95,6 +95,17 @@ def test_the_larger_micro_batch_of_what_is_good_comes_before_all_that_brings_les
         search.excluded |= {n for n, one in enumerate(CHOICES) if one["size"] == size}
     _tell(search, 0)
     _tell(search, _number(size="4"))
+    assert next(search.promising(lambda _: 600.0)) == _number(size="32")
+    search.excluded |= {n for n, one in enumerate(CHOICES) if one["size"] == "32"}
+    assert next(search.promising(lambda _: 600.0)) == _number(size="16")
+
+
+def test_what_spares_no_memory_may_be_worth_fewer_sequences() -> None:
+    """Here as many sequences do not fit without recomputation."""
+    search, spared = Search(FIELD, steps=7), _number(size="32", kept="few")
+    search.excluded |= {*range(len(CHOICES))} - {0, spared, _number(size="16"), _number(size="16", kept="few")}
+    search.tell(0, Outcome(0.5, 0.1))
+    search.tell(spared, Outcome(0.0, 0.1))
     assert next(search.promising(lambda _: 600.0)) == _number(size="16")
 
 
@@ -315,6 +326,33 @@ def test_a_recipe_is_begun_once_also_where_the_best_has_changed_since() -> None:
     _tell(search, first)
     search.over(Field(**{**vars(FIELD), "beginnings": [[second]]}))
     assert search._begun_by(0) is None
+    larger = _number(compile="layers", size="64", norm="on")
+    search.over(Field(**{**vars(FIELD), "beginnings": [[larger]]}))
+    assert search._begun_by(0) is None  # twice as large is one step
+
+
+def test_a_recipe_is_begun_again_where_the_micro_batch_has_grown_or_needs_no_memory_spared() -> None:
+    for first, then in [({"size": "4"}, {"size": "16"}), ({"size": "32", "kept": "few"}, {"size": "32"})]:
+        recipe, same = _number(compile="layers", **first), _number(compile="layers", norm="on", **then)
+        search = Search(Field(**{**vars(FIELD), "beginnings": [[recipe]]}), steps=7)
+        _tell(search, 0)
+        _tell(search, recipe)
+        search.over(Field(**{**vars(FIELD), "beginnings": [[same]]}))
+        assert search._begun_by(0) == same
+
+
+def test_of_a_recipe_that_is_followed_only_what_is_better_is_begun_and_what_is_not_comes_last() -> None:
+    better, own, lesser = (_number(size="32", norm="on", attention=one) for one in ("flash", "sdpa", "eager"))
+    field = Field(**{**vars(FIELD), "beginnings": [[better, own, lesser]], "wastes": [0.0] * len(CHOICES)})
+    search = Search(field, steps=7)
+    _tell(search, 0, log=1.0)
+    _tell(search, own)
+    assert search._begun_by(0) == better
+    _tell(search, better, log=None)
+    assert search._begun_by(0) is None
+    left = list(search.promising(lambda _: 600.0))
+    changed = {CHOICES[number]["attention"] == "eager": place for place, number in reversed([*enumerate(left)])}
+    assert changed[False] < 5 < changed[True]
 
 
 def test_a_beginning_that_failed_is_not_begun_with_again() -> None:

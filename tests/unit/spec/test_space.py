@@ -217,7 +217,18 @@ def test_recipes_are_followed_beside_all_else_that_a_spec_has() -> None:
     fused = replace(best, torch_compile=True, optimizer="adamw_torch_fused")
     assert whole[0] == replace(fused, sdpa_backend="auto", attention="flash_attention_2", micro_batch_size=96)
     assert [spec.micro_batch_size for spec in whole[:3]] == [96, 64, 48]
-    assert space.recipes(replace(fused, torch_compile_scope="layers"))[0] == ()
+    layers = replace(fused, torch_compile_scope="layers")
+    assert space.recipes(layers)[0] == (layers,)
+    whole = replace(fused, torch_compile_scope="model", sdpa_backend="auto")
+    behind = space.recipes(whole)[1]
+    assert {spec.attention for spec in behind[: behind.index(whole)]} == {"flash_attention_2"}
+
+
+def test_what_only_other_choices_of_an_axis_set_is_left_out_where_it_contradicts_one() -> None:
+    base = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
+    compiled = {"no": {"torch_compile": False}, "model": {"torch_compile": True, "torch_compile_scope": "model"}}
+    whole = replace(base, torch_compile=True, torch_compile_scope="model")
+    assert [*Space(whole, axes_of({"compile": compiled})).neighbours(whole)] == [base]
 
 
 def test_a_compiler_is_tried_without_kernels_where_the_loss_cannot_be_had_alone() -> None:
