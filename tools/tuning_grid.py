@@ -116,11 +116,13 @@ def measure(asked: argparse.Namespace) -> Iterator[str]:
             is_ended = time.monotonic() > until and not trial.is_measured
             if not is_ended and trial.kind not in _OF_THE_HOST:
                 with out.open("a", encoding="utf-8") as file:
-                    file.write(line(Measured(spec, trial, caller.findings.spent.phases)))
+                    # A trial's seconds are without the wait for imports.
+                    phases = {name: took for name, took in caller.findings.spent.phases.items() if name != "start"}
+                    file.write(line(Measured(spec, trial, phases)))
             rate = f"{trial.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" if trial.is_measured else trial.failure
             yield f"{trial.wall_seconds:6.1f} s  {spec.id}  {rate}"
     finally:
-        forecast.close()
+        forecast.process.close()
         context.close()
 
 

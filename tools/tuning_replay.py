@@ -90,7 +90,7 @@ def grid(name: str) -> Bed:
     known = [
         Known(
             step_seconds=one.trial.step_seconds,
-            # The first of a visit waited for imports, as a search does once.
+            # The first of a visit waited for imports, as a search does once; later rows say no start and have none.
             outside=one.trial.wall_seconds - one.trial.steps * one.trial.step_seconds - one.phases.get("start", 0.0),
             peak=0.0 if one.trial.wall_seconds else math.inf,  # what was predicted not to fit was not launched
             failure=one.trial.kind,
@@ -155,7 +155,8 @@ class Budget:
 def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[int, float]:
     """As ``llmperf tune`` searches, which leaves proofs their time besides."""
     field, seen = field_of(bed.space, bed.specs), dict[int, float]()
-    search, numbers = Search(field, STEPS, beliefs), dict[Spec, int](zip(bed.specs, range(len(bed.specs)), strict=True))
+    numbers = dict[Spec, int](zip(bed.specs, range(len(bed.specs)), strict=True))
+    search, best = Search(field, STEPS, beliefs), -1
     while (number := next(search.promising(lambda _: budget.for_trials(search.close_to_best())), None)) is not None:
         known = bed.known[number]
         if not known.fits:
@@ -171,9 +172,10 @@ def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[i
         else:
             seen[number] = log
             search.tell(number, Outcome(log, known.step_seconds, known.outside))
-            best = search.in_order()[0]
-            begun = begun_by(bed.space, numbers, bed.specs[best], wastes=field.wastes[best] > 0)
-            search.over(replace(field, beginnings=begun))
+            if (now := search.in_order()[0]) != best:
+                best = now
+                begun = begun_by(bed.space, numbers, bed.specs[best], wastes=field.wastes[best] > 0)
+                search.over(replace(field, beginnings=begun))
     return seen
 
 

@@ -219,9 +219,9 @@ def test_recipes_are_followed_beside_all_else_that_a_spec_has() -> None:
     assert [spec.micro_batch_size for spec in whole[:3]] == [96, 64, 48]
     layers = replace(fused, torch_compile_scope="layers")
     assert space.recipes(layers)[0] == (layers,)
-    whole = replace(fused, torch_compile_scope="model", sdpa_backend="auto")
-    behind = space.recipes(whole)[1]
-    assert {spec.attention for spec in behind[: behind.index(whole)]} == {"flash_attention_2"}
+    own = replace(fused, torch_compile_scope="model", sdpa_backend="auto")
+    behind = space.recipes(own)[1]
+    assert {spec.attention for spec in behind[: behind.index(own)]} == {"flash_attention_2"}
 
 
 def test_what_only_other_choices_of_an_axis_set_is_left_out_where_it_contradicts_one() -> None:
