@@ -2,8 +2,8 @@
 
 Llama 3.2 1B and 3.1 8B, whose published configurations end at 131,072 tokens, with random weights. Of each length what
 is predicted to fit 80 or 140 GB by the fewest choices, and beside it what is predicted not to: that has to run out of
-memory. Of 131,072 tokens three steps are timed, which take 15 and 50 s each of an H100. On the CPU the tiny model, with
-sequences a 128th as long.
+memory. What an optimizer of 8 bits takes is not predicted. Of 131,072 tokens three steps are timed, which take 15 and
+50 s each of an H100. On the CPU the tiny model, with sequences a 128th as long.
 """
 
 from __future__ import annotations

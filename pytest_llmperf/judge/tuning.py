@@ -447,7 +447,7 @@ class Search:
                 continue
             # Of an axis of which more was tried less is to be expected.
             untried = self._beliefs.untried / max(1, tried[name] + ((name, choice) in trained))
-            gain = 0.0 if (name, choice) in lesser else known.get((name, choice), untried)
+            gain = known.get((name, choice), 0.0 if (name, choice) in lesser else untried)
             found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), (name, choice) in known
         return found
 

@@ -116,11 +116,11 @@ def baselines_further_up(config: pytest.Config) -> str:
     return f"{taken}: use them with --rootdir={found.parent} or --perf-baselines={found}"
 
 
-def _slips(keyword: str, collected: Iterable[str]) -> list[str]:
-    """Of a -k that left no test what its words may have meant."""
-    known, asked = ({*re.findall(r"[\w.]+", text)} for text in (" ".join(collected), keyword))
+def _slips(keyword: str, collected: Iterable[str], markers: Iterable[str]) -> list[str]:
+    """Of a -k that left no test what its words may have meant, by two letters of four at most; it has markers, too."""
+    known, asked = ({*re.findall(r"[\w.]+", text)} for text in (" ".join([*collected, *markers]), keyword))
     others = {word for word in asked - {"and", "or", "not"} if not any(word.lower() in one.lower() for one in known)}
-    near = {word: nearest(word, known) for word in sorted(others)}
+    near = {word: nearest(word, known, 0.75) for word in sorted(others)}
     return [f"llmperf: no perf test has {word}, did you mean -k {one}?" for word, one in near.items() if one]
 
 
@@ -128,7 +128,8 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     """About where the cases run, and what they do not see; nothing where no perf test was collected."""
     cases = sum(map(is_case, items))
     if not cases or session.config.get_verbosity() < 0:
-        return [] if items else _slips(session.config.option.keyword, session.collected)
+        markers = (re.split(r"\W", line)[0] for line in session.config.getini("markers"))
+        return [] if items else _slips(session.config.option.keyword, session.collected, markers)
     where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
     where = "no GPU is used" if session.settings.static else where
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)

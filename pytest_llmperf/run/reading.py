@@ -68,7 +68,7 @@ def read_settings(
     folder = values["baselines"]
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
     # Found out now, and not by each case; but that of a machine in it may be ours.
-    is_shared = any(os.access(each, os.W_OK) for each in folder.glob("*"))
+    is_shared = any(each.is_dir() and os.access(each, os.W_OK) for each in folder.glob("*"))
     if values["update"] and not is_shared and (why := refused_at(there / folder.name)):
         raise UsageError(f"--perf-baselines {folder}: cannot be written ({why}); name a folder where you may write")
     if values["against"]:

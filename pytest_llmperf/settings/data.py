@@ -19,6 +19,7 @@ from pytest_llmperf.settings.models import slugged, why_not_found
 from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, at_default, claimed, equal
 from pytest_llmperf.support import files as fingerprint
 from pytest_llmperf.support.formats import first_n
+from pytest_llmperf.support.user_input import from_here
 
 COLUMN = "text"
 _FORMATS = (".parquet", ".txt")
@@ -352,7 +353,8 @@ def _weights_problems(spec: TrainSpec) -> Iterator[str]:
     except OSError:  # too long a name, or a parent that may not be read
         is_folder = False
     if not is_folder:
-        yield f"TrainSpec: weights={spec.weights!r} names no folder from {Path.cwd()}, expected one of save_pretrained"
+        here = from_here(Path(spec.weights or "."))
+        yield f"TrainSpec: weights={spec.weights!r} names no folder{here}, expected one as save_pretrained writes it"
 
 
 WEIGHTS = Setting(

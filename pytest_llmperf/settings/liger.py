@@ -15,6 +15,7 @@ from pytest_llmperf.settings.arguments import values
 from pytest_llmperf.settings.models import slugged
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, at_default, claimed
 from pytest_llmperf.support.files import hashed, shipped, text_of
+from pytest_llmperf.support.user_input import from_here
 
 #: What Liger's patches can be told to replace, by its own words.
 LIGER_KERNELS = tuple("rope rms_norm layer_norm swiglu geglu cross_entropy fused_linear_cross_entropy".split())
@@ -135,7 +136,7 @@ class HubKernel:
         if name := _name(folder.absolute()):
             return cls(folder, name, found["revision"] or "", found["layer"])
         why = "holds no build that says its name (build/…/metadata.json)" if folder.is_dir() else "is no folder"
-        raise ValueError(f"{found['folder']!r} {why}, expected a kernel repository's; a path counts from {Path.cwd()}")
+        raise ValueError(f"{found['folder']!r} {why}{from_here(folder)}, expected a kernel repository's")
 
     def __str__(self) -> str:
         return f"{self.name}{self.revision and '@'}{self.revision}:{self.layer}"

@@ -103,13 +103,14 @@ class Space:
                 yield f"{axis.name}={choice.name}", self._made([choice], values)
 
     def _made(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> Any:
-        """The spec, or why it cannot be. What only other choices of these axes set may be left out."""
+        """The spec, or why it cannot be. What only the choices set that these replace may be left out."""
         try:
             return self.spec(choices, values)
         except SpecError as error:
-            set_here = {name for axis in self.axes if {*axis.choices} & {*choices} for name in axis.fields}
+            own, axes = values or {}, [axis for axis in self.axes if {*axis.choices} & {*choices}]
+            out = {name for axis in axes for one in axis.choices if one.holds(own) for name in dict(one.fields)}
             with suppress(SpecError):
-                return self.spec(choices, {name: one for name, one in (values or {}).items() if name not in set_here})
+                return self.spec(choices, {name: value for name, value in own.items() if name not in out})
             return error
 
     def values(self, spec: Spec) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 _T = TypeVar("_T")
@@ -125,6 +127,13 @@ def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | 
         akin = max((each for each in names if each in matches), key=lambda each: _shared_start(name, each))
         best = akin if _shared_start(name, akin) >= _STEM else best
     return names[best]
+
+
+def from_here(path: Path) -> str:
+    """`` from /home/me``, to go behind what was not found at a relative path."""
+    with suppress(OSError):  # the working directory may be gone
+        return "" if path.is_absolute() else f" from {Path.cwd()}"
+    return ""
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -60,9 +60,10 @@ def moved(project: Project) -> Path:
 def test_words_of_k_that_no_perf_test_has_are_told_with_those_that_they_are_like(project: Project) -> None:
     run = {
         words: [line for line in project.run("-k", words).outlines if "mean -k" in line]
-        for words in ("sdap", "not sdpa")
+        for words in ("sdap", "not sdpa", "filterwarnings and sdap", "conftest")
     }
-    assert run == {"sdap": ["llmperf: no perf test has sdap, did you mean -k sdpa?"], "not sdpa": []}
+    told = ["llmperf: no perf test has sdap, did you mean -k sdpa?"]
+    assert run == {"sdap": told, "not sdpa": [], "filterwarnings and sdap": told, "conftest": []}
 
 
 @pytest.mark.parametrize("narrowing", NARROWING.values(), ids=NARROWING.keys())

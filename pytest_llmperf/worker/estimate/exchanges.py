@@ -274,9 +274,8 @@ class OperatorCounter:
         if gradients:
             self.exchanges.add_ddp(model, gradients)
             return
-        if not hasattr(
-            model, "set_requires_gradient_sync"
-        ):  # the Trainer adds up the squares of a tensor's norms itself
+        if not hasattr(model, "set_requires_gradient_sync"):
+            # The Trainer adds up the squares of a tensor's norms itself.
             self.exchanges.add("all_reduce", torch.float32.itemsize)
             return
         # Rows are dealt out whole, and each rank gets as many.

@@ -353,6 +353,9 @@ def test_of_a_recipe_that_is_followed_only_what_is_better_is_begun_and_what_is_n
     left = list(search.promising(lambda _: 600.0))
     changed = {CHOICES[number]["attention"] == "eager": place for place, number in reversed([*enumerate(left)])}
     assert changed[False] < 5 < changed[True]
+    for size, log in [("16", 0.4), ("16", 0.1)]:  # what was seen is believed
+        _tell(search, _number(size=size, norm="on", attention="sdpa" if log > 0.2 else "eager"), log=log)
+    assert search._choice_gains(own)["attention", "eager"][0] > 0.3
 
 
 def test_a_beginning_that_failed_is_not_begun_with_again() -> None:

@@ -229,6 +229,11 @@ def test_what_only_other_choices_of_an_axis_set_is_left_out_where_it_contradicts
     compiled = {"no": {"torch_compile": False}, "model": {"torch_compile": True, "torch_compile_scope": "model"}}
     whole = replace(base, torch_compile=True, torch_compile_scope="model")
     assert [*Space(whole, axes_of({"compile": compiled})).neighbours(whole)] == [base]
+    adapters = {"off": {"lora": False}, "r64": {"lora": True, "lora_rank": 64}}
+    few = {"few": {"lora": True, "lora_rank": 64, "micro_batch_size": 4}}
+    begins = replace(base, lora=True, lora_rank=64)
+    neighbours = [*Space(begins, axes_of({"adapters": adapters | few})).neighbours(begins)]
+    assert neighbours == [base, replace(begins, micro_batch_size=4)]
 
 
 def test_a_compiler_is_tried_without_kernels_where_the_loss_cannot_be_had_alone() -> None:

@@ -136,6 +136,7 @@ KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
         ({"seed": 2**32}, "below 2**32"),
         ({"weights": ""}, "weights='' names no folder"),
         ({"weights": "no/such/folder"}, f"weights='no/such/folder' names no folder from {Path.cwd()}, expected"),
+        ({"weights": "/no/such"}, "weights='/no/such' names no folder, expected"),
         ({"weights": "x" * 300}, "names no folder"),
         ({"model": "~nosuchuser/x"}, "'~nosuchuser/x': cannot be looked up"),
         ({"model": "x" * 300}, "model 'xxx"),
@@ -169,7 +170,7 @@ KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
         ),
         (
             {"hub_kernels": {"RMSNorm": "no/such:Layer"}},
-            f"'no/such' is no folder, expected a kernel repository's; a path counts from {Path.cwd()}",
+            f"'no/such' is no folder from {Path.cwd()}, expected a kernel repository's",
         ),
         (
             {"hub_kernels": {"RMSNorm": f"{KERNELS.parent}:Layer"}},

@@ -48,6 +48,10 @@ def test_each_model_has_a_way_to_each_length_on_a_card_of_80_gb_or_two() -> None
         assert fit == {*LENGTHS}
 
 
+def test_each_row_is_a_case() -> None:
+    assert predicted().keys() == {lengths.asked(case.spec) for case in LONG_CONTEXT}
+
+
 def test_no_two_cases_are_the_same() -> None:
     for cases in (LONG_CONTEXT, LONG_CONTEXT_ON_CPU):
         assert len({case.spec.id for case in cases}) == len({case.spec.digest for case in cases}) == len(cases)
