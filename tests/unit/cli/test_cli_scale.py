@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli.commands import plan
+from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -32,7 +32,7 @@ class Steps(FakeStaticSteps):
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setattr(plan, "StaticSteps", Steps)
+    monkeypatch.setattr(prediction, "StaticSteps", Steps)
     return llmperf_on(tmp_path, capsys)
 
 
