@@ -63,7 +63,7 @@ def looped(tmp_path_factory: pytest.TempPathFactory) -> Scripts:
 def run(scripts: Scripts, found: dict[str, Seen]) -> dict[str, Seen]:
     scripts.run()
     # On a loud machine each step of one may wait between the hook and the script's own clock.
-    for _ in range(2):
+    for _ in range(4):
         again = [name for name in found if name in LOOPS and found[name].is_late()]
         found |= {name: scripts.add(name, **LOOPS[name]) for name in again}
         if again:
