@@ -29,7 +29,7 @@ class Trial:
     digest: str
     id: str
     wall_seconds: Amount
-    """From its request to its end."""
+    """From its request to its end, without the wait for a fork server's imports."""
     step_seconds: Amount = 0.0
     """Median of its steady steps, and the relative standard error of that."""
     step_error: Amount = 0.0

@@ -26,23 +26,19 @@ class Cases(SpecCases):
 
     def check(self, spec: Spec, scaled_from: Spec | None = None) -> Concluded:
         """As of one spec; where somebody asks for that first, that it learns what its plain form does."""
-        if isinstance(spec, TrainSpec) and self._is_held_beside_plain(spec):
-            held = self.same_training(spec)
-            if held.fails:
-                return held
-        return super().check(spec, scaled_from)
+        return self._differs_from_plain(spec) or super().check(spec, scaled_from)
 
-    def _is_held_beside_plain(self, spec: TrainSpec) -> bool:
+    def _differs_from_plain(self, spec: Spec) -> Concluded | None:
         caller, settings = self._caller, self._settings
-        if settings.soak_minutes or settings.static or not (caller.terms.parity or settings.parity):
-            return False
-        if caller.should_run_out:
-            return False
+        is_asked = (caller.terms.parity or settings.parity) and not (settings.soak_minutes or settings.static)
+        if not is_asked or not isinstance(spec, TrainSpec) or caller.should_run_out:
+            return None
         # The small one is of fewer GPUs and of no baseline: what cannot run here, or is in use, is the case itself.
         case = Case.of(spec)
         caller.name(case)
         caller.need(case, self._recorder.find(spec))
-        return True
+        held = self.same_training(spec)
+        return held if held.fails else None
 
     def compare(self, before: Spec, after: Spec, bounds: Mapping[str, Bounds]) -> Concluded:
         """Measure what ``after`` brings over ``before``, in turns on the same GPUs."""
