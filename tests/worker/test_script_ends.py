@@ -68,7 +68,7 @@ def test_nothing_of_a_torchrun_in_a_shell_runs_after_its_record(tmp_path: Path) 
     assert "exchange nothing" in str(record.evidence["remarks"])
     assert not [*out.iterdir()]
     assert not processes_of(tmp_path)
-    assert {*Path("/dev/shm").iterdir()} <= before
+    until(lambda: {*Path("/dev/shm").iterdir()} <= before)  # other tests' semaphores come and go
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -115,7 +115,7 @@ def test_nothing_is_left_where_the_launcher_is_ended(tmp_path: Path, by: signal.
     launcher.send_signal(by)
     launcher.wait(60)
     until(lambda: not processes_of(tmp_path))
-    assert {*Path("/dev/shm").iterdir()} <= before
+    until(lambda: {*Path("/dev/shm").iterdir()} <= before)  # other tests' semaphores come and go
     assert not (tmp_path / "handled").exists()
 
 
