@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.judge.tuning import Trial
+from pytest_llmperf.judge.objective import Trial
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings

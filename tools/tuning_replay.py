@@ -19,7 +19,8 @@ from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
-from pytest_llmperf.judge.tuning import CLOSE, Beliefs, Outcome, Search
+from pytest_llmperf.judge.objective import CLOSE
+from pytest_llmperf.judge.tuning import Beliefs, Outcome, Search
 from pytest_llmperf.run.tuning.trials import STEPS
 from pytest_llmperf.run.tuning.tuner import TRIAL_LEAST, TRIAL_SHARE, begun_by, field_of
 from pytest_llmperf.run.tuning.winner import RIVALS

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli.commands.tune import page
-from pytest_llmperf.judge.tuning import OBJECTIVES, Trial
+from pytest_llmperf.judge.objective import OBJECTIVES, Trial
 from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine

@@ -15,7 +15,7 @@ from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, searching, usage_errors
 from pytest_llmperf.cli.asked_run import settings as named_settings
 from pytest_llmperf.cli.baseline_folder import chosen_settings
-from pytest_llmperf.judge.tuning import OBJECTIVES, Trial
+from pytest_llmperf.judge.objective import OBJECTIVES, Trial
 from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import ScriptSpace, Space, default_axes, read_axes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
+from pytest_llmperf.judge.objective import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.case import Caller

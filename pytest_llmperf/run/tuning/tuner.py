@@ -11,20 +11,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, WHOLE, Field, Outcome, Search
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, WHOLE, Field, Outcome, Search
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
 from pytest_llmperf.run.tuning.trials import OF_ITS_OWN, STEPS, Trials, Tried, Tuning
-from pytest_llmperf.run.tuning.winner import (
-    CASE_LAUNCHES,
-    FULL_STEPS,
-    RIVALS,
-    Final,
-    proof_seconds,
-    seconds_before_proof,
-)
+from pytest_llmperf.run.tuning.winner import CASE_LAUNCHES, FULL_STEPS, RIVALS, Final, proof_seconds, trial_seconds
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.space import Space
@@ -259,7 +252,7 @@ class Tuner:
             if why := trial.unlike(self._held.trial, is_same_batch=mine == its):
                 why = f"it learns otherwise than {self._held.trial.id}: {why}"
                 self._found.notes.append(f"{trial.id} is no winner: {why}")
-                trial = replace(trial, failure=why, kind=CONTRADICTED)
+                trial = trial.contradicted(why)
                 tried = replace(tried, trial=trial)
         self._found.tried.append(tried)
         number, objective = self._numbers[tried.spec], self._found.objective
@@ -345,7 +338,7 @@ class Tuner:
             each, rivals = self._search.outside(compiles(found.winner)) + FULL_STEPS * trial.step_seconds, found.rivals
             needed = (1 + len(rivals[:RIVALS])) * bool(rivals) * each + proof_seconds(found.winner, each)
         share = max(0.0 if found.space.base.is_script else _END_SHARE, min(_END_MOST, needed / found.seconds_given))
-        before = seconds_before_proof(found.space.base, left, compiles=compiled != PLAIN)
+        before = trial_seconds(found.space.base, left, compiles=compiled != PLAIN)
         return min(left - share * found.seconds_given, before)
 
     def _count(self) -> None:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns, turns_of
+from pytest_llmperf.judge.objective import CLOSE, OBJECTIVES, Turns, turns_of
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
@@ -45,7 +45,7 @@ def proof_seconds(spec: Spec, each: float) -> float:
     return (0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)) + CASE_LAUNCHES * each
 
 
-def seconds_before_proof(spec: Spec, left: float, *, compiles: bool) -> float:
+def trial_seconds(spec: Spec, left: float, *, compiles: bool) -> float:
     """What a trial of one like ``spec`` may take, with so many seconds ``left``, lest it wins and none can prove it."""
     fixed, launches = (0.0, 0) if spec.is_script else (_PARITY_SECONDS, _PARITY_LAUNCHES)
     share = _KEPT if compiles else 1.0

@@ -1,7 +1,10 @@
-"""The server: requests in, answers out; ``__main__`` says what they are.
+"""The server of ``launch/prediction``: what steps will be, predicted in forks.
 
-What is asked twice is predicted once. A fork for each kind, since Liger patches classes for good: what PyTorch has
-looked up for the first step of a kind serves the others."""
+Standard input holds a request a line, until its end: ``{"spec", "model_config"}``, and ``"operators": true`` where
+these are to be counted too. Standard output gets an answer a line as soon as it is known: ``{"number": of the request,
+from 0, "parts": {…}}``, or an ``error`` in the parts' place. A request of ``{"model_config", "sequence_length"}`` is
+for arithmetic, and has ``flops_per_token`` in that place. What is asked twice is predicted once. A fork for each kind,
+since Liger patches classes for good: what PyTorch has looked up for the first step of a kind serves the others."""
 
 from __future__ import annotations
 

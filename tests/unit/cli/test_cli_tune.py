@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llmperf.cli.answer import arguments_parser, main
 from pytest_llmperf.cli.commands.tune import _space, document, page, winners_test
-from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
+from pytest_llmperf.judge.objective import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.findings import Concluded

@@ -9,19 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.tuning import (
-    AUTOTUNED,
-    COMPILED,
-    OBJECTIVES,
-    PLAIN,
-    WHOLE,
-    Beliefs,
-    Choices,
-    Field,
-    Outcome,
-    Search,
-    Trial,
-)
+from pytest_llmperf.judge.objective import OBJECTIVES, Trial
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, WHOLE, Beliefs, Choices, Field, Outcome, Search
 from pytest_llmperf.support import codec
 
 _AXES: Mapping[str, tuple[str, ...]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_llmperf.judge.objective import OBJECTIVES, Turns, turns_of
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.tuning import OBJECTIVES, Turns, turns_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of

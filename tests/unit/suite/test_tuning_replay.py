@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.judge.tuning import Trial
+from pytest_llmperf.judge.objective import Trial
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import Measured, in_order, line, read
 from tools.tuning_replay import GRIDS, Way, by_ascent, by_chance, gap, grid, world
