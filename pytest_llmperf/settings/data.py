@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.settings.models import slugged, why_not_found
-from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, at_default, claimed, equal
+from pytest_llmperf.settings.setting import Evidence, Package, Setting, SpecError, TrainSpec, at_default, claimed, equal
 from pytest_llmperf.support import files as fingerprint
 from pytest_llmperf.support.formats import first_n
 from pytest_llmperf.support.user_input import from_here
@@ -248,7 +248,8 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
         # Where no text is asked for, what says which one changes nothing, and would look as if it did.
         for name in OF_A_TEXT:
             if getattr(spec, name) != getattr(type(spec), name):
-                yield f"TrainSpec: {name}={getattr(spec, name)!r} without data='text' changes nothing"
+                why = f"TrainSpec: {name}={getattr(spec, name)!r} without data='text' changes nothing"
+                raise SpecError(why, is_clash=True)
 
 
 def is_apart(spec: TrainSpec) -> bool:

@@ -149,8 +149,7 @@ class RunEvidence:
     @property
     def torch(self) -> Mapping[str, Any]:
         """Settings of PyTorch that no environment variable says."""
-        found: Mapping[str, Any] = self.setup.get("torch", {})
-        return found
+        return dict(self.setup.get("torch", {}))
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,6 @@ def undeclarable(inactive: frozenset[str]) -> Iterator[str]:
 def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]) -> Iterator[str]:
     """A line for each setting that was not what ``spec`` asked for; of ``inactive`` ones, for each that was. What is
     not claimed contradicts nothing, but where the spec asks for more than the default or collecting it failed."""
-    usual = type(spec)
     for setting in SETTINGS:
         for name, check in setting.checks.items():
             try:
@@ -199,7 +197,7 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
                 else:
                     line = check(spec, evidence)
             except NotClaimedError as missing:
-                if getattr(spec, name) != getattr(usual, name) or evidence.run.uncollected:
+                if _is_set(spec, name) or evidence.run.uncollected:
                     failed = "; ".join(f"{own}: {why}" for own, why in evidence.run.uncollected.items())
                     why = f" (collecting it failed: {failed})" if failed else ""
                     yield f"no evidence of {missing} was recorded{why}"
@@ -216,6 +214,5 @@ def lost(
 ) -> Iterator[str]:
     """A line for each setting that did more in ``reference``, launches of a baseline, than it does in ``launches``."""
     for setting in SETTINGS:
-        line = setting.lost(spec, launches, reference) if inactive.isdisjoint(setting.checks) else None
-        if line is not None:
+        if inactive.isdisjoint(setting.checks) and (line := setting.lost(spec, launches, reference)):
             yield line

@@ -23,6 +23,10 @@ __all__ = ["Evidence", "TrainSpec"]  # for the settings, beside what is defined 
 class SpecError(ValueError):
     """A training configuration that cannot be, in one line."""
 
+    def __init__(self, why: str, *, is_clash: bool = False) -> None:
+        super().__init__(why)
+        self.is_clash = is_clash  # each of its values may be, beside others
+
 
 def is_refusal(caught: Any) -> bool:
     """For pytest's ``__tracebackhide__``: such an error is about the caller's line."""
@@ -168,8 +172,7 @@ def stored_evidence(evidence: Any) -> dict[str, Any]:
 
 def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """What ``collectors`` found, evidence or a mapping; the error of one that raises is in ``uncollected``."""
-    found: dict[str, Any] = {}
-    uncollected: dict[str, str] = {}
+    found, uncollected = dict[str, Any](), dict[str, str]()
     for name, collector in collectors.items():
         try:
             seen = collector()

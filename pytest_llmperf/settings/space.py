@@ -92,9 +92,11 @@ class Space:
         """Each that differs from ``spec`` by one choice, and can be."""
         yield from (other for _, other in self._beside(spec) if isinstance(other, Spec))
 
-    def no_neighbours(self, spec: Spec) -> Iterator[str]:
-        """Each choice beside which ``spec`` cannot be otherwise as it is, and why."""
-        yield from (f"{name} cannot be: {why}" for name, why in self._beside(spec) if isinstance(why, SpecError))
+    def no_neighbours(self, spec: Spec, *, at_all: bool = False) -> Iterator[str]:
+        """Each choice beside which ``spec`` cannot be otherwise as it is, or that cannot be ``at_all``, and why."""
+        for name, why in self._beside(spec):
+            if isinstance(why, SpecError) and not (at_all and why.is_clash):
+                yield f"{name} cannot be: {why}"
 
     def _beside(self, spec: Spec) -> Iterator[tuple[str, Spec | SpecError]]:
         values = self.values(spec)
@@ -274,12 +276,11 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
 
 def _document(path: Path, example: str) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         what = "correct it" if path.is_file() else "name a file that has it"
         raise SpecError(f"{path}: no space could be read ({why}); expected TOML, e.g. {example}: {what}") from None
-    return document
 
 
 def axes_of(values: object) -> tuple[Axis, ...]:

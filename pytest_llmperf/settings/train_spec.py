@@ -150,9 +150,10 @@ class TrainSpec(Spec):
     def __post_init__(self) -> None:
         for name in arguments.MAPPINGS:
             object.__setattr__(self, name, arguments.canonical(name, getattr(self, name)))
-        clashes = (f"{self.id}: {line}" for line in registry.clashes(self))
-        for problem in chain(_type_problems(self), registry.value_problems(self), clashes):  # the first alone
+        for problem in chain(_type_problems(self), registry.value_problems(self)):  # the first alone
             raise SpecError(problem)
+        for clash in registry.clashes(self):
+            raise SpecError(f"{self.id}: {clash}", is_clash=True)
 
     @property
     def architecture(self) -> models.Model:

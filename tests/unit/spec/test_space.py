@@ -62,6 +62,16 @@ def test_neighbours_differ_by_one_choice_and_can_be() -> None:
     }
 
 
+def test_what_cannot_be_at_all_is_told_from_what_clashes_with_the_rest() -> None:
+    """Rows want a text, and a scope a compiler; no attention is called ``sdqa``."""
+    axes = {"rows": ["packed", "padded"], "torch_compile_scope": ["model", "layers"], "attention": ["sdpa", "sdqa"]}
+    space = Space(TINY, axes_of(axes))
+    named = [line.partition(" cannot be: ")[0] for line in space.no_neighbours(TINY)]
+    assert named == ["rows=padded", "torch_compile_scope=layers", "attention=sdqa"]
+    (wrong,) = space.no_neighbours(TINY, at_all=True)
+    assert wrong.startswith(named[2])
+
+
 def test_two_axes_of_one_field_and_an_empty_axis_are_refused(golden: Golden) -> None:
     with pytest.raises(SpecError, match="both set seed"):
         Space(TINY, (Axis.over("seed", [1]), Axis.of("other", {"one": {"seed": 2}})))
