@@ -28,7 +28,8 @@ from pytest_llmperf.launch.process import (
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import COMPARING, FAILED, STEPS, Failure
-from pytest_llmperf.records.launch import SOAK_FILE, Asked
+from pytest_llmperf.records.launch import SOAK_FILE
+from pytest_llmperf.records.ranks import Asked
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec

@@ -26,9 +26,9 @@ import psutil
 from pytest_llmperf.launch.device import NO_GPU, VISIBLE, Gpu, wait_until_left
 from pytest_llmperf.launch.process import Ended, WholeTree, ask, signal_name
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.records import launch as records
 from pytest_llmperf.records.failure import Failure, Progress, said
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, Environment, RankRecord, Share
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, NO_RANKS, RECORD_FILE, SHARE_FILE, Environment, RankRecord
+from pytest_llmperf.records.ranks import ASKS, Share, launch_of, merged_evidence
 from pytest_llmperf.settings.spec import ScriptSpec, told_ranks
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
@@ -141,7 +141,7 @@ class ScriptLaunch:
                 if process.environ().get(_WAY_IN) == str(self.folder):
                     parents.add(process.ppid())
                     found[rank] = process
-        ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, records.ASKS)
+        ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, ASKS)
 
     def is_over(self) -> bool:
         """Whether every rank has left its share, or one, some seconds ago, the reason of its end; asked often."""
@@ -155,7 +155,7 @@ class ScriptLaunch:
         """Make one record of all ranks' shares, how it ended being a remark then. ``gpus``: those it was to use."""
         shares, told = self._shares(), any(self.folder.glob("failure-*.json"))
         if not (shares or told or ended.timed_out):
-            for path in (self.folder / records.NO_RANKS).glob("failure-*.json"):
+            for path in (self.folder / NO_RANKS).glob("failure-*.json"):
                 if ended.returncode or json.loads(path.read_text(encoding="utf-8"))["kind"] == "refused":
                     told = bool(path.replace(self.folder / path.name))
         elif shares and not told and (why := self._refused(shares, gpus)):
@@ -166,7 +166,7 @@ class ScriptLaunch:
             return replace(ended, returncode=ended.returncode or int(told))
         where = codec.read(Environment, json.loads((self.folder / ENVIRONMENT_FILE).read_text(encoding="utf-8")))
         ranks = [each.trained for each in shares]
-        evidence, traces = records.merged_evidence([each.evidence for each in ranks]), [each.trace for each in shares]
+        evidence, traces = merged_evidence([each.evidence for each in ranks]), [each.trace for each in shares]
         if any(each.evidence.get("tokens") == "unknown" for each in ranks):  # a stage of a pipeline embeds none
             evidence["tokens"] = "unknown"
         remarks = [*evidence.get("remarks", ())]
@@ -182,8 +182,8 @@ class ScriptLaunch:
             "evidence": evidence | ({"tokens": self.spec.rate_unit} if self.spec.given_tokens else {}),
             "environment": replace(where, loaded=shares[0].loaded),
         }
-        launch = records.launch_of(self.spec, self.started_at, ranks[0], traces, **facts)
-        write_text(self.folder / records.RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
+        launch = launch_of(self.spec, self.started_at, ranks[0], traces, **facts)
+        write_text(self.folder / RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
         return replace(ended, returncode=0, timed_out=False)
 
     def _refused(self, shares: Sequence[Share], gpus: Sequence[Gpu]) -> str:

@@ -27,7 +27,8 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.observe.vital_signs import Objects, grown
 from pytest_llmperf.records.calibration import Place
-from pytest_llmperf.records.launch import RankRecord, Trained, soak_seconds_of
+from pytest_llmperf.records.launch import RankRecord, soak_seconds_of
+from pytest_llmperf.records.ranks import Trained
 from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
 from pytest_llmperf.support.files import kernel_number
 

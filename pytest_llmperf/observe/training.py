@@ -24,7 +24,7 @@ from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Exchange,
 from pytest_llmperf.observe.tracer import LONG_SECONDS, TRACED_STEPS, Tracer, with_timed_waits
 from pytest_llmperf.observe.vital_signs import Heartbeat, Objects, grown
 from pytest_llmperf.records.calibration import Place
-from pytest_llmperf.records.launch import Trained
+from pytest_llmperf.records.ranks import Trained
 from pytest_llmperf.records.steady_state import DECIDED, GOES_ON, PassingRanges, looks, why_end
 from pytest_llmperf.records.trace import LEFT, UNWANTED, Trace
 

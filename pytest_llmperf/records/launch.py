@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from calendar import timegm
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,11 @@ from typing import Any
 
 from pytest_llmperf.records.calibration import TIME_FORMAT, Calibration, Health, Place, host_of, site_of
 from pytest_llmperf.records.learning import OLDER as UNINSPECTED
-from pytest_llmperf.records.learning import Learning, ParityOrder, RankLearning
-from pytest_llmperf.records.steady_state import PassingRanges, Steady, find_steady, growth
-from pytest_llmperf.records.trace import UNWANTED, Trace
-from pytest_llmperf.records.trace import merged as merged_traces
+from pytest_llmperf.records.learning import Learning
+from pytest_llmperf.records.steady_state import Steady, find_steady, growth
+from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.registry import Evidence
-from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support.codec import flat, sparse
+from pytest_llmperf.support.codec import sparse
 from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
@@ -212,8 +209,7 @@ class Launch:
     @property
     def sources(self) -> Mapping[str, Any]:
         """The files of the user's project that took part in a script, each with the digest of its content."""
-        found: Mapping[str, Any] = self.seen.run.setup.get("sources", {}) if self.is_script else {}
-        return found
+        return dict(self.seen.run.setup.get("sources", {})) if self.is_script else {}
 
     @property
     def allocated_growth(self) -> float | None:
@@ -345,106 +341,3 @@ class Launch:
     @property
     def peak_allocated_bytes(self) -> int:
         return max(rank.peak_allocated_bytes for rank in self.ranks)
-
-
-# What one rank saw of its training, and what ranks saw as one: a launch's record is made of it, whoever trained.
-
-#: Asks a process of a user's own training what it does. SIGUSR1 may be the script's: to save before SLURM ends it.
-ASKS = signal.SIGRTMAX - 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a launch's ranks are asked for beside its spec."""
-
-    memory_limit_bytes: int = 0
-    """What each rank may hold, where that is less than the card's."""
-    passing: PassingRanges | None = None
-    """With which step times it passes, so that it may end; ``None``: its median has to be known."""
-    all_steps: bool = False
-    """Whether it takes all its steps, whatever is known before."""
-    trace: bool = True
-    """Whether a few steps are traced after those that are timed."""
-    inspect: bool = True
-    """Whether one step more is looked at in full, for whether training learns."""
-    parity: ParityOrder | None = None
-    """Which small trainings to make in the place of the one that is measured."""
-
-
-@dataclass(frozen=True)
-class Later:
-    """One rank's findings after all that is timed."""
-
-    kernels: Mapping[str, str] = field(default_factory=lambda: {"attention_kernel": "unknown"})
-    """Evidence of what operators one more sequence called."""
-    trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
-    learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNWANTED))
-
-
-@sparse()
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """One rank's share of a finished run."""
-
-    record: RankRecord
-    losses: tuple[float, ...]
-    gradient_norms: tuple[float, ...] = ()
-    """Of the first steps, before clipping."""
-    train_seconds: float
-    """From the first step's begin to the end of the last one's work, as the host saw it."""
-    parameters: int
-    evidence: Mapping[str, Any]
-    """But for what is seen ``later``."""
-    later: Later = field(default_factory=Later)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """What one rank of a user's own training leaves: ranks do not talk to one another."""
-
-    world: int
-    """How many ranks there are."""
-    trained: Trained
-    """Without losses where a backward pass did not begin from one number."""
-    trace: Trace
-    loaded: Mapping[str, str]
-
-
-def launch_of(spec: Spec, started_at: str, first: Trained, by_rank: Sequence[Trace], **seen: Any) -> Launch:
-    """The record of ``spec``, without what its launcher alone knows; ``first``: rank 0's, ``by_rank``: traces."""
-    return Launch(
-        spec_id=spec.id,
-        digest=spec.digest,
-        started_at=started_at,
-        wall_seconds=0.0,
-        train_seconds=first.train_seconds,
-        warmup_steps=spec.warmup_steps,
-        parameters=first.parameters,
-        losses=first.losses,
-        trace=merged_traces(by_rank),
-        **seen,
-    )
-
-
-# Ranks need not compile alike: the worst of them counts.
-_COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
-    "compiled_graphs": min,
-    **dict.fromkeys(("graph_breaks", "recompilations", "allocator_retries"), max),
-}
-
-# Ranks of one training may run on processors of two generations; what that does is seen in the clock.
-_OF_THE_HOST = frozenset({"setup.torch.cpu_capability"})
-
-
-def merged_evidence(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
-    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items() if name in by_rank[0]}
-    facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
-    others: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST):
-        first = facts[0].get(name)
-        for rank, seen in enumerate(facts):
-            own = seen.get(name)
-            if own != first and "unknown" not in (own, first):
-                others.setdefault(name, {})[str(rank)] = own
-    return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, LastWords, lack_of_memory
+from pytest_llmperf.records.ranks import RefusedError, Request, write_failure
 from pytest_llmperf.support.interpreter import uncollected
-from pytest_llmperf.worker.folder import RefusedError, Request, write_failure
 
 
 def main(folder: Path) -> None:

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from pytest_llmperf.observe.environment import NOT_WORK
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import arguments, attention, of_twins, optimizer, parallelism, precision
 
 T = TypeVar("T")

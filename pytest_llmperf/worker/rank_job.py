@@ -23,8 +23,8 @@ from pytest_llmperf.observe.tracer import TRACED_STEPS
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, watched
 from pytest_llmperf.records import launch as records
 from pytest_llmperf.records.learning import merged_learning
+from pytest_llmperf.records.ranks import Later, Request, Trained, launch_of, merged_evidence, write_failure, write_json
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.worker.folder import Request, write_failure, write_json
 from pytest_llmperf.worker.imports import loaded
 
 
@@ -87,16 +87,16 @@ class Recorder:
             self._environment = environment(device)
             write_json(folder / records.ENVIRONMENT_FILE, self._environment)
 
-    def measured(self, trained: records.Trained) -> None:
+    def measured(self, trained: Trained) -> None:
         """All that is timed is over: what follows has to end in time, or all are ended."""
         self._gather(trained)
-        self._leave([records.Later()] * len(self._shares), records.MEASURED_FILE)
+        self._leave([Later()] * len(self._shares), records.MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
         self._limit.start()
 
-    def finished(self, trained: records.Trained) -> None:
+    def finished(self, trained: Trained) -> None:
         """All is over; what was gathered before is not gathered again."""
         if self._limit is None:
             self._gather(trained)
@@ -106,18 +106,18 @@ class Recorder:
         if self._rank == 0:
             (self._folder / records.MEASURED_FILE).unlink(missing_ok=True)
 
-    def _gather(self, trained: records.Trained) -> None:
+    def _gather(self, trained: Trained) -> None:
         """All but what ranks see later; the launcher adds its wall time and health."""
         self._shares, self._trained = from_ranks((trained.record, trained.evidence)), trained
         self._loaded = loaded()
 
-    def _leave(self, later: Sequence[records.Later], name: str) -> None:
+    def _leave(self, later: Sequence[Later], name: str) -> None:
         """On rank 0, what was gathered with what was seen ``later`` by each rank."""
         if self._environment is None:
             return
         ranks, spec = tuple(record for record, _ in self._shares), self._spec
         kernels = [{**own, **one.kernels} for (_, own), one in zip(self._shares, later, strict=True)]
-        launch = records.launch_of(
+        launch = launch_of(
             spec,
             self._started_at,
             self._trained,
@@ -125,7 +125,7 @@ class Recorder:
             gradient_norms=self._trained.gradient_norms,
             # Of one rank its canary is the launch's.
             ranks=ranks if len(ranks) > 1 else (replace(ranks[0], canary={}),),
-            evidence=records.merged_evidence(kernels),
+            evidence=merged_evidence(kernels),
             environment=replace(self._environment, loaded=self._loaded),
             canary=slowest([record.canary for record in ranks]),
             planned_steps=spec.steps if len(self._trained.record.step_seconds) < spec.steps else 0,

@@ -16,8 +16,8 @@ from pytest_llmperf.launch.request import LaunchRequest, write_request
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.ranks import Request
 from pytest_llmperf.run.measured import calibrates
-from pytest_llmperf.worker.folder import Request
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher, launch_of
 from tests.golden import Golden

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_llmperf import ScriptSpec
 from pytest_llmperf.launch.process import python_path
-from pytest_llmperf.records.launch import Share
+from pytest_llmperf.records.ranks import Share
 from pytest_llmperf.support import codec
 
 FOLDER = Path(__file__).parents[1] / "scripts"

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pytest_llmperf.launch.outcome import want_of_memory
 from pytest_llmperf.observe.vital_signs import Headroom, lack_of_memory, watched
-from pytest_llmperf.worker.folder import write_json
+from pytest_llmperf.records.ranks import write_json
 
 _MIB = 2**20
 _LIMIT = 200 * _MIB

@@ -21,8 +21,8 @@ torch = pytest.importorskip("torch")
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: E402 - they need torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL  # noqa: E402
 
+from pytest_llmperf.records.ranks import RefusedError  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
-from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
 from pytest_llmperf.worker.settings.attention import attentions_of  # noqa: E402
 from pytest_llmperf.worker.settings.precision import kept_dtypes, parameter_dtypes  # noqa: E402
 

@@ -192,7 +192,7 @@ def test_a_limit_that_somebody_else_set_is_one_too(limit: str) -> None:
 
 
 def test_the_reason_says_what_it_was_taken_for_and_why(tmp_path: Path) -> None:
-    from pytest_llmperf.worker.folder import write_failure  # noqa: PLC0415 - beside the one test of it
+    from pytest_llmperf.records.ranks import write_failure  # noqa: PLC0415 - beside the one test of it
 
     write_failure(
         tmp_path, 0, RuntimeError("could not create a primitive"), "oom", "1.0 of 150.0 MiB of its limit were left"

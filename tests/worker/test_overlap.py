@@ -227,7 +227,7 @@ _UNLOCKED = """import types
 
 
 def test_where_files_cannot_be_locked_launches_do_not_overlap(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch = after_import("pytest_llmperf.worker.folder", _UNLOCKED)
+    patch = after_import("pytest_llmperf.records.ranks", _UNLOCKED)
     (turns.folder / "sitecustomize.py").write_text(LIGHT_TOO + patch)
     monkeypatch.setenv("PYTHONPATH", f"{turns.folder}:{REPOSITORY}")
     monkeypatch.setattr(process, "locked", lambda path: nullcontext(path.touch() or False))

@@ -21,8 +21,8 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.records import launch
-from pytest_llmperf.records.launch import merged_evidence
+from pytest_llmperf.records import ranks
+from pytest_llmperf.records.ranks import merged_evidence
 from pytest_llmperf.settings import models
 from pytest_llmperf.settings.attention import ATTENTIONS, FLASH
 from pytest_llmperf.settings.optimizer import MUON, OPTIMIZERS, optimizer_class
@@ -145,7 +145,7 @@ def test_evidence_of_all_ranks() -> None:
 def test_of_a_setup_only_what_ranks_saw_differently_is_told() -> None:
     setups = [{"torch": {"cpu_capability": "AVX2"}, "sources": {"a": "1", "b": "2"}} for _ in range(2)]
     setups[1] = {"torch": {"cpu_capability": "AVX512"}, "sources": {"a": "1", "b": "3"}}
-    merged = merged_evidence([{**dict.fromkeys(launch._COUNTS, 0), "setup": each} for each in setups])
+    merged = merged_evidence([{**dict.fromkeys(ranks._COUNTS, 0), "setup": each} for each in setups])
     assert merged["other_ranks"] == {"setup.sources.b": {"1": "3"}}
     assert list(validity.disagreements(merged, Evidence.read(merged))) == ["sources.b: rank 1 has 3, rank 0 has 2"]
 

@@ -16,11 +16,10 @@ from pytest_llmperf.observe import training  # noqa: E402
 from pytest_llmperf.observe.tracer import TRACED_STEPS  # noqa: E402
 from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
 from pytest_llmperf.observe.vital_signs import Heartbeat  # noqa: E402
-from pytest_llmperf.records.launch import Trained  # noqa: E402
+from pytest_llmperf.records.ranks import Request, Trained  # noqa: E402
 from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: E402
 from pytest_llmperf.worker import rank_job as job  # noqa: E402
 from pytest_llmperf.worker import recipes  # noqa: E402
-from pytest_llmperf.worker.folder import Request  # noqa: E402
 
 _CPU = torch.device("cpu")
 _TOKENS, _PASSES = 8, 2

@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 
 from transformers.pytorch_utils import Conv1D  # noqa: E402 - they need torch
 
+from pytest_llmperf.records.ranks import RefusedError  # noqa: E402
 from pytest_llmperf.worker import build  # noqa: E402
 from pytest_llmperf.worker.build import build_model, check_direction  # noqa: E402
 from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: E402
-from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
 from tests.golden import Golden  # noqa: E402
 from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA  # noqa: E402
 

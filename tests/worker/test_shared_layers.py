@@ -11,7 +11,7 @@ from pytest_llmperf import TrainSpec
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pytest_llmperf.worker.folder import RefusedError  # noqa: E402 - they need torch
+from pytest_llmperf.records.ranks import RefusedError  # noqa: E402 - they need torch
 from pytest_llmperf.worker.settings import parallelism  # noqa: E402
 
 SPEC = TrainSpec(model="llama-tiny", gpus=2, parallelism="tensor", mixed_precision="no")

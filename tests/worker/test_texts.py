@@ -18,7 +18,7 @@ from pytest_llmperf.settings.data import TextFiles, resolve_text
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
+from pytest_llmperf.records.ranks import RefusedError  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface import data as rows  # noqa: E402 - they need torch
 from pytest_llmperf.worker.recipes.huggingface import data as token_cache  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface import data as training_data  # noqa: E402

@@ -24,10 +24,10 @@ import torch
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import environment, place_of
 from pytest_llmperf.observe.tracer import Tracer
+from pytest_llmperf.records.ranks import write_json
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.spec import ScriptSpec, literal
 from pytest_llmperf.support.redaction import without_secrets
-from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.script.model import Model
 from pytest_llmperf.worker.script.torch_hooks import Hooks
 from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Watched, place

@@ -30,9 +30,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from pytest_llmperf.observe.environment import Project
 from pytest_llmperf.observe.measurement import resident
 from pytest_llmperf.observe.vital_signs import Headroom, LastWords, lack_of_memory
-from pytest_llmperf.records.launch import ASKS, NO_RANKS
+from pytest_llmperf.records.launch import NO_RANKS
+from pytest_llmperf.records.ranks import ASKS, write_failure
 from pytest_llmperf.settings.spec import ScriptSpec
-from pytest_llmperf.worker.folder import write_failure
 from pytest_llmperf.worker.script.steps import StepsError
 from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Rank, place
 

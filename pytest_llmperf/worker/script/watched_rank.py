@@ -23,9 +23,9 @@ from pytest_llmperf.observe.measurement import Boundary, Memory
 from pytest_llmperf.observe.tracer import TRACED_STEPS, is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
-from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share, diary_of
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, RankRecord, diary_of
+from pytest_llmperf.records.ranks import ASKS, Share, write_json
 from pytest_llmperf.settings.spec import ScriptSpec
-from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.script.model import Model, evidence
 from pytest_llmperf.worker.script.steps import Steps, StepsError

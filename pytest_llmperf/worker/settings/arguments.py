@@ -10,10 +10,10 @@ import torch
 from transformers import TrainingArguments
 
 from pytest_llmperf.observe.environment import plain
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.arguments import OPEN, ArgumentsEvidence, values
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.user_input import hint
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 
 # Names that transformers has moved into one mapping.

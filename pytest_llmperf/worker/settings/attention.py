@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.attention import ATTENTIONS, FLASH, UNKNOWN, ExpertsEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 

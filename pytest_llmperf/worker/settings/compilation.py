@@ -17,9 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from pytest_llmperf.observe.device import is_gpu
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.compilation import CompilationEvidence, OffloadingEvidence, RecomputationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 
 if TYPE_CHECKING:

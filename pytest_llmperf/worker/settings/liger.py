@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.liger import LIGER_KERNELS, HubKernel, HubKernelsEvidence, LigerEvidence, hub_kernels
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import of_files
 from pytest_llmperf.support.user_input import hint
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training, Witness
 
 

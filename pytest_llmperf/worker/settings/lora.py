@@ -11,9 +11,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from pytest_llmperf.observe.device import give_back
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.lora import BASES, LoraEvidence, targets
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.precision import DTYPES
 

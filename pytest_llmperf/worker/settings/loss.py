@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.loss import LossEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Witness
 
 if TYPE_CHECKING:

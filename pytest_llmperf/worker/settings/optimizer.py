@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.optimizer import MUON, OptimizerEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pytest_llmperf.observe.device import collectives
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.parallelism import ParallelismEvidence, zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.measurement import Clock, Diary
 from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.launch import RankRecord, Trained, diary_of
+from pytest_llmperf.records.launch import RankRecord, diary_of
+from pytest_llmperf.records.ranks import Request, Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.worker.folder import Request
 from tests.evidence import evidence_of
 
 # A step takes some ten milliseconds, about as long as one of a tiny model in the real trainer, and nearly no core: most

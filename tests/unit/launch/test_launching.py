@@ -34,10 +34,10 @@ from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.observe import vital_signs as heartbeat
 from pytest_llmperf.records.failure import SOAKED, Failure, Progress
 from pytest_llmperf.records.launch import DIARY_FILE, SOAK_FILE, Launch
+from pytest_llmperf.records.ranks import write_failure
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id
-from pytest_llmperf.worker.folder import write_failure
 from tests.fakes import launch_of
 from tests.golden import Golden
 from tests.waiting import until

@@ -19,7 +19,8 @@ from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch, Share, Trained
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.ranks import Share, Trained
 from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec

@@ -148,7 +148,7 @@ EXCEPTIONS = {
     "judge/store.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
     "records/result.py": "what stands in the place of a rate: a result is asked for either",
-    "records/launch.py": "which rank's evidence counts, of what is counted",
+    "records/ranks.py": "which rank's evidence counts, of what is counted",
     "records/trace.py": "which rows of a trace each count is of",
 }
 

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.attention import FLASH
 from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, is_apart, is_uneven, paragraphs, too_few
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cache_folder, hashed, replacing
-from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.warm.agent import die_with
 
 

@@ -12,13 +12,13 @@ import torch
 
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records import learning
+from pytest_llmperf.records.ranks import Request, write_json
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
 from pytest_llmperf.settings.registry import in_fp32
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
-from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.rank_job import from_ranks
 from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, Tensors, plain_updates, train_small
 from pytest_llmperf.worker.recipes.huggingface.update_replay import fetched

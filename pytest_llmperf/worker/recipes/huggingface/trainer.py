@@ -16,11 +16,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.launch import Later, Trained, diary_of
+from pytest_llmperf.records.launch import diary_of
+from pytest_llmperf.records.ranks import Later, RefusedError, Request, Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.build import build_model, trainer_of, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import last_kernels, watched
-from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, bind_workers, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import INSPECTED_STEPS, Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
