@@ -198,8 +198,7 @@ def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> in
             process.kill()
         kill(survivors)
         psutil.wait_procs(survivors, timeout=5)
-        returncode = returncode_of(process)
-    return returncode
+    return returncode_of(process)
 
 
 def returncode_of(process: Started) -> int:

@@ -243,11 +243,11 @@ class Measurement:
         self._start = time.perf_counter()
         self._clock.mark()
 
-    def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:
-        """A micro-batch is done; ``real_tokens`` are those that are no padding, ``None`` where it has none."""
+    def end_pass(self, loss: torch.Tensor | None, tokens: int, real_tokens: int | None) -> None:
+        """A micro-batch is done; ``real_tokens`` are those that are no padding. ``None``: it has none."""
         if not self.is_over:
             self.is_begun = True
-            self._losses.append(loss)
+            self._losses += [] if loss is None else [loss]
             self._num_tokens += tokens
             if real_tokens is not None:
                 self._real_tokens.append(real_tokens)
@@ -366,7 +366,7 @@ class Diary(Measurement):
         self._pending.append((self.boundary(), self._collected))
         threading.Thread(target=self._write, name="llmperf-diary", daemon=True).start()
 
-    def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:  # noqa: ARG002 - none is kept
+    def end_pass(self, *_: Any) -> None:
         self.is_begun = True
 
     def end_gradients(self, norm: Any) -> None:

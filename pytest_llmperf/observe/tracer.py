@@ -46,6 +46,7 @@ class Tracer:
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
+        self._taken: list[tuple[int, int]] = []  # of a script's, from workers
         self._fetch, self._fetch_start = 0, 0.0
         self._fetched: list[float] = []  # of each step from the first one on, in seconds
         self._none = ""
@@ -96,9 +97,10 @@ class Tracer:
         if self.is_running and len(self._data) < len(self._ends):
             self._data.append((max(self._fetch, self._ends[-1]), time.time_ns()))
 
-    def fetched(self, start: int, end: int) -> None:
+    def fetched(self, start: int, end: int, *, from_workers: bool) -> None:
         """The host was inside a loader, one of several times in a step."""
         self._data.append((max(start, self._ends[0]), end))
+        self._taken += self._data[-1:] * from_workers
 
     def end_step(self) -> bool:
         """Whether that was the last one."""
@@ -128,7 +130,8 @@ class Tracer:
     def _read(self) -> Trace:
         found = read(self._profile.profiler.kineto_results.events(), on_host=self._on_host)
         try:
-            trace = step_trace(found, Marks(self._ends, self._data), on_host=self._on_host, are_alike=self._is_ours)
+            marks = Marks(self._ends, self._data, self._data if self._is_ours else self._taken)
+            trace = step_trace(found, marks, on_host=self._on_host, are_alike=self._is_ours)
         except IncompleteTraceError as incomplete:
             is_refused = not found.work and not self._on_host
             self._none = f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete)
@@ -206,6 +209,8 @@ class Marks(NamedTuple):
     """The begin of the first traced step, and the end of each."""
     data: Sequence[tuple[int, int]]
     """When the host was inside the loader."""
+    apart: Sequence[tuple[int, int]] = ()
+    """When it did what is no step's: of two workers' batches one step may take in both."""
 
     def step_of(self, instant: int) -> int | None:
         step = bisect_left(self.ends, instant) - 1
@@ -252,9 +257,7 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: boo
     if not found.work:
         raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
     steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]
-    # What a loader of ours does is fetching and not the step's: of two workers' batches one step may take in both.
-    apart = marks.data if are_alike else ()
-    for step, item in _host_items(found.work, marks, apart) if on_host else _device_items(found, marks):
+    for step, item in _host_items(found.work, marks) if on_host else _device_items(found, marks):
         steps[step].append(item)
     if not any(steps):
         raise IncompleteTraceError("what the profiler saw is of no traced step")
@@ -328,7 +331,7 @@ def _device_items(found: Activities, marks: Marks) -> Iterator[tuple[int, _Item]
             yield step, ((kind, call.name), call.end - call.start)
 
 
-def _host_items(work: Sequence[Work], marks: Marks, apart: Sequence[tuple[int, int]]) -> Iterator[tuple[int, _Item]]:
+def _host_items(work: Sequence[Work], marks: Marks) -> Iterator[tuple[int, _Item]]:
     """Operators, each with its time but for that of those which it calls."""
     threads: dict[int, list[Work]] = defaultdict(list)
     for one in work:
@@ -345,7 +348,7 @@ def _host_items(work: Sequence[Work], marks: Marks, apart: Sequence[tuple[int, i
             open_ones.append([one.end, index])
         for one, nanoseconds in zip(ordered, own, strict=True):
             step = marks.step_of(one.start)
-            if step is not None and not any(start <= one.start < end for start, end in apart):
+            if step is not None and not any(start <= one.start < end for start, end in marks.apart):
                 yield step, ((one.kind, short_name(one.name)), max(0, nanoseconds))
 
 

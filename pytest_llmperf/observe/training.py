@@ -132,10 +132,10 @@ class ObservedTraining:
         if self._tracer:
             self._tracer.fetch_begins()
 
-    def fetched(self, start: int, end: int) -> None:
+    def fetched(self, start: int, end: int, *, from_workers: bool) -> None:
         """The host was inside a loader, in nanoseconds since 1970: as a loop of nobody's we know says it."""
         if self._tracer and self._tracer.is_running:
-            self._tracer.fetched(start, end)
+            self._tracer.fetched(start, end, from_workers=from_workers)
         elif not self.measurement.is_over:
             self.measurement.fetched((end - start) * 1e-9)
 

@@ -56,9 +56,7 @@ _Much = Annotated[float, Meta(ge=0, lt=_MOST_COUNT)]
 def short_name(name: str) -> str:
     """``name`` on one line, cut where templates make it longer than anybody reads, with a hash that tells it apart."""
     name = " ".join(name.split())
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[: _LONGEST_NAME - 9]}#{hashed(name)[:8]}"
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}#{hashed(name)[:8]}"
 
 
 @dataclass(frozen=True, order=True)

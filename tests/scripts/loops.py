@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -57,10 +57,14 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def train(
-    clock: Clock, model: Any, optimizer: Any = None, step: Callable[[], Any] | None = None, rows: int = 4
+    clock: Clock,
+    model: Any,
+    optimizer: Any = None,
+    step: Callable[[], Any] | None = None,
+    data: Iterable[torch.Tensor] = (),
 ) -> None:
     optimizer = optimizer or adam(model)
-    for ids in batches(rows):
+    for ids in data or batches():
         loss = model(ids)
         loss.backward()
         (step or optimizer.step)()
@@ -243,7 +247,7 @@ def trainings(clock: Clock) -> None:
     """Two, one after the other, of two models; the second one is timed."""
     train(Clock(""), Tiny())
     model = Tiny()
-    train(clock, model, torch.optim.SGD(model.parameters(), lr=0.1), rows=2)
+    train(clock, model, torch.optim.SGD(model.parameters(), lr=0.1), data=batches(rows=2))
 
 
 def compiled(clock: Clock) -> None:
@@ -434,6 +438,41 @@ def fetching(clock: Clock) -> None:
             optimizer.zero_grad()
             clock.step(sum(losses), 2 * batch.numel())
             losses.clear()
+
+
+def ahead(clock: Clock) -> None:
+    """Two workers fetch: one step may take in both of their batches, and the next one none."""
+    train(clock, Tiny(), data=torch.utils.data.DataLoader(torch.randint(_WORDS, (4 * STEPS, 16)), 4, num_workers=2))
+
+
+def positions(clock: Clock) -> None:
+    """More positions than words, as where words are letters; positions are looked up once for all rows."""
+
+    class Placed(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(2 * _WORDS, _WIDTH)
+            self.embed.register_forward_hook(
+                lambda _, given, hidden: hidden + self.places(torch.arange(given[0].shape[1]))
+            )
+
+    train(clock, Placed())
+
+
+def prepared(clock: Clock) -> None:
+    """An optimizer is called before any pass, as torch's checkpoints do to make its state."""
+    model = Tiny()
+    optimizer = adam(model)
+    for _ in range(2):
+        optimizer.step()
+    train(clock, model, optimizer)
+
+
+def halved(clock: Clock) -> None:
+    """All is made of half the bits, but for the loss."""
+    torch.set_default_dtype(torch.bfloat16)
+    model = Tiny()
+    train(clock, lambda ids: model(ids).float() * 1.01, adam(model))
 
 
 def short(clock: Clock) -> None:

@@ -201,6 +201,10 @@ if __name__ == "__main__":
 """
 FAULTS: dict[str, dict[str, Any]] = {
     "it raised": {"each": "assert step < 4, 'no more of it'"},
+    "it raised, and told of it itself": {
+        "before": "sys.excepthook = lambda *_: print('see above')",
+        "each": "assert step < 4, 'no more of it'",
+    },
     "no rank raised": {"command": "bash -c 'python train.py & wait $!; exit 5'", "before": "raise OSError('no data')"},
     "a rank that it spawned raised": {"steps": 0, "before": SPAWNS},
     "it ended": {"steps": 5, "after": "print('bye'); sys.exit(3)"},

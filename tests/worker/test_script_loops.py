@@ -17,7 +17,7 @@ STEPS = 12
 NAMES = (
     "plain accumulation evaluating failing scaler lbfgs gan gan5 muon rare compiled compiled_layers compiled_in_place "
     "compiled_function compiled_step compiled_optimizer in_backward checkpointed experts by_functions forking profiled "
-    "many_passes short fetching reference"
+    "many_passes short fetching reference ahead positions prepared halved"
 ).split()
 # Each with what its spec says.
 LOOPS: dict[str, dict[str, Any]] = {
@@ -139,6 +139,8 @@ def test_waits_for_data_are_the_host_s_time_inside_of_loaders(seen: dict[str, Se
     assert 0.01 < trace.data_seconds < median(seconds[2:])
     assert "aten::stack" in {row.name for row in trace.rows}, "what a loader does is counted as before"
     assert not seen["plain"].share.trace.data_seconds
+    assert seen["ahead"].share.trace.data_seconds
+    assert "aten::set_" not in {row.name for row in seen["ahead"].share.trace.rows}, "how many had come is chance"
 
 
 def test_another_training_that_begins_while_steps_are_traced_takes_nothing_from_those_that_were_timed(

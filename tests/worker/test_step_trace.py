@@ -218,7 +218,8 @@ def test_on_a_host_what_the_loader_does_is_of_no_step() -> None:
     work = [Work("operator", "aten::mm", step * STEP + 600, step * STEP + 700, 1) for step in range(3)]
     work += [Work("operator", "aten::empty", at, at + 20, 1) for at in (100, 150, 2 * STEP + 100)]
     windows = [(step * STEP, step * STEP + 500) for step in range(3)]
-    trace = step_trace(Activities(work, []), Marks([0, STEP, 2 * STEP, 3 * STEP], windows), on_host=True)
+    marks = Marks([0, STEP, 2 * STEP, 3 * STEP], windows, windows)
+    trace = step_trace(Activities(work, []), marks, on_host=True)
     assert [(row.name, row.count) for row in trace.rows] == [("aten::mm", 1)]
 
 

@@ -9,7 +9,9 @@ import gc
 import os
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -40,7 +42,7 @@ class Model:
     ) -> None:
         """``scales_losses``: something of its own multiplies them, so that nobody here knows them."""
         self.roots, self.optimizers, self.scales_losses = roots, optimizers, scales_losses
-        self._tokens = dict[object, int]()  # of each batch of the pass that comes
+        self._taken = defaultdict[nn.Module, list[tuple[object, int]]](list)  # batches of the pass that comes
         self.counts_tokens = self.repeats_ids = False
         self.autocast: str | None = None
         """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
@@ -64,19 +66,29 @@ class Model:
         return cls(trained or asking, optimizers, scales_losses=scales_losses)
 
     def tokens(self) -> int:
-        """Of the forward passes since this was asked last."""
-        found, self._tokens = self._tokens, {}
-        return sum(found.values())
+        """Of the forward passes since this was asked last; an embedding of positions takes them once for all rows."""
+        found, self._taken = self._taken, defaultdict(list)
+        taken = max(found.values(), key=lambda batches: sum(dict(batches).values()), default=[])
+        batches = dict(taken)  # a second call with one, as of a reference, takes no second batch
+        self.repeats_ids |= len(batches) < len(taken)
+        return sum(batches.values())
 
     def _listen(self) -> None:
-        """At the widest embedding of the models that train; where it is compiled, at the compiled module's own call."""
-        if not (embeddings := [m for root in self.roots for m in root.modules() if isinstance(m, nn.Embedding)]):
+        """At embeddings of the models that train, as wide as the one of the most ids; where that is compiled, at the
+        compiled module's own call."""
+        modules = dict.fromkeys(each for root in self.roots for each in root.modules())
+        if not (embeddings := [each for each in modules if isinstance(each, nn.Embedding)]):
             return
-        widest = max(embeddings, key=lambda each: each.num_embeddings)
-        compiled = next((each for root in self.roots for each in root.modules() if _is_compiled(each, widest)), None)
+        largest = max(embeddings, key=lambda each: each.num_embeddings)
+        whole = [each for each in modules if hasattr(each, "_orig_mod") or each._compiled_call_impl is not None]
+        within = {part: next((one for one in whole if part in {*one.modules()}), None) for part in embeddings}
+        compiled = within[largest]
         if compiled is None or hasattr(compiled, "_orig_mod"):
-            module = widest if compiled is None else compiled  # not by truth: some have a length, and that may be 0
-            self.leave = module.register_forward_pre_hook(self._called, with_kwargs=True).remove
+            alike = [one for one in embeddings if one.embedding_dim == largest.embedding_dim and within[one] is None]
+            hooks = ExitStack()
+            for each in alike if compiled is None else [compiled]:
+                hooks.enter_context(each.register_forward_pre_hook(self._called, with_kwargs=True))
+            self.leave = hooks.close
             return
         # It was compiled in place: a hook of its own would be compiled with it.
         call: Any = compiled._compiled_call_impl
@@ -93,9 +105,7 @@ class Model:
         given = (kwargs.get("input_ids"), *args, *kwargs.values())
         ids = next((one for one in given if isinstance(one, torch.Tensor) and not one.is_floating_point()), None)
         if ids is not None and module.training and torch.is_grad_enabled():
-            batch = _identity(ids)  # a second call with it, as of a reference, takes no second batch
-            self.repeats_ids |= batch in self._tokens
-            self._tokens[batch] = ids.numel()
+            self._taken[module].append((_identity(ids), ids.numel()))
             if not self.counts_tokens:
                 self.counts_tokens, kind = True, ids.device.type
                 self.autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
@@ -112,12 +122,6 @@ def _identity(ids: torch.Tensor) -> object:
         return storage, ids.storage_offset(), ids.shape, ids.stride(), 0 if ids.is_inference() else ids._version  # noqa: SLF001
     except RuntimeError:
         return object()
-
-
-def _is_compiled(module: nn.Module, part: nn.Module) -> bool:
-    """Whether ``part`` is run by what ``module`` was compiled to."""
-    is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-    return is_compiled and any(each is part for each in module.modules())
 
 
 def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Production(Watched):
         self._tokens = self._counted_steps = 0
         self._trace_at = order.get("trace_at") or 0
         self._gpu_bytes = gpu.memory_bytes(device) if gpu.is_gpu(device) else 0
-        self.has_stepped, self.fetched = True, lambda *_: None
+        self.has_stepped, self.fetched = True, lambda *_, **__: None
         self._counts, self._where = dict[str, float](), environment(device)
         self._written, self._writer = time.monotonic(), threading.Thread()
 

@@ -33,6 +33,8 @@ class Life:
     """Calls after the pass before that one."""
 
     def called(self, number: int, passes: int, *, is_listed: bool) -> None:
+        if passes and not self.passes and is_listed:  # what came before the first pass of all only made its state
+            self.count, self.calls = 0, []
         if is_again := bool(self.count and passes == self.passes and passes):
             self.repeats += 1
         else:
@@ -114,11 +116,8 @@ class Steps:
 
     def _is_known(self, life: Life) -> bool:
         """Whether the calls so far tell the anchor; ``life`` has the last one."""
-        if life.count < self._most or self._most < _KNOWN:
-            return False
-        return self._most >= _LATEST or all(
-            len(each.calls) > 1 or _since(each, life) > _RARE for each in self._lives.values()
-        )
+        go_on = (len(each.calls) > 1 or _since(each, life) > _RARE for each in self._lives.values())
+        return life.count >= self._most >= _KNOWN and (self._most >= _LATEST or all(go_on))
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
@@ -146,7 +145,7 @@ def trainings(lives: Sequence[Life]) -> list[list[Life]]:
         end = max(end, life.calls[-1])
     # A loop of several optimizers overlaps from the second step on; what has stepped once may still go on.
     while len(found) > 1 and all(life.count == 1 for life in found[0]):
-        found[1] = found.pop(0) + found[0]
+        found[:2] = [found[0] + found[1]]
     return found
 
 

@@ -256,7 +256,7 @@ class Hooks:
             return fetch(loader)
         finally:
             self._is_fetching = False
-            self._rank.fetched(start, time.time_ns())
+            self._rank.fetched(start, time.time_ns(), from_workers=loader._num_workers > 0)  # noqa: SLF001
 
     # How the process ends.
 
@@ -279,6 +279,7 @@ class Hooks:
             self._fail(error, ends=True)
 
     def _script_ended(self) -> None:
+        self._raised(getattr(sys, "last_value", None))  # whoever tells of it in our place told nobody else
         if self._rank is None or self._is_out:
             return
         try:

@@ -45,7 +45,7 @@ class Losses:
     """Places made at the start, so that what is kept is no growth of the training's."""
 
     def __init__(self, device: torch.device) -> None:
-        self._places = list(torch.zeros(_MOST, 1, device=device))
+        self._places = list(torch.zeros(_MOST, 1, device=device, dtype=torch.float32))
         self._number = 0
         self.are_known = True
         """Whether each pass began from one number, and all of them have a place."""
@@ -162,20 +162,16 @@ class Rank(Watched):
     def pass_ended(self, *, is_whole: bool) -> None:
         """``is_whole``: it raised nothing, so that a step may come of it."""
         (loss, tokens), self._pass = self._pass, (None, 0)
-        if is_whole:
-            self._keep(loss, tokens)
-        self._new_tokens()  # what was computed a second time is no work of another pass
-
-    def _keep(self, loss: torch.Tensor | None, tokens: int) -> None:
-        if not self._measurement.is_over:  # a traced step shows the script's own work alone
+        if is_whole and not self._measurement.is_over:  # a traced step shows the script's own work alone
             self._measurement.end_pass(self.losses.keep(loss), tokens, None)
+        self._new_tokens()  # what was computed a second time is no work of another pass
 
     def called(self, calls: Sequence[tuple[Any, bool]]) -> bool:
         """``calls`` of optimizers ended at this moment, each with whether infinite gradients skipped it; whether
         the last step has ended with them."""
         moment = None
         if not self._passes:  # gradients come another way
-            self._keep(None, self._new_tokens())
+            self._measurement.end_pass(None, self._new_tokens(), None)
         if not self._steps.is_settled:
             moment = self._measurement.boundary(), time.time(), is_profiled()
             self._beat.step = self._num_steps or self._steps.num_steps + 1  # as far as anybody can tell
@@ -263,7 +259,7 @@ class Rank(Watched):
             **found,
             "device_type": self._device.type,
             **({} if is_counted else {"tokens": "unknown"}),
-            **({} if self.losses.are_known else {"losses": "unknown"}),
+            **({} if self.losses.are_known and self._passes else {"losses": "unknown"}),
             **({"skipped_steps": self._skipped_steps} if self._skipped_steps else {}),
             **({"remarks": said} if said else {}),
         }

@@ -33,6 +33,8 @@ def meant(calls: str) -> list[int]:
     [
         pytest.param(".a|" * 30, id="plain"),
         pytest.param("....a|" * 30, id="accumulated"),
+        pytest.param(".s" + ".a|" * 30, id="one step of another before"),
+        pytest.param("aam" + ".a|" * 30, id="others before the first backward pass"),
         pytest.param("a|" * 30, id="no backward pass is seen"),
         pytest.param(".m.a|" * 30, id="a pass for each of two"),
         pytest.param(".ma|" * 30, id="two kinds of parameters"),
