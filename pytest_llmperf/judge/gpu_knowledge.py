@@ -199,9 +199,16 @@ class _Sums:
         if not (stored := [each for name in series for each in self._stored.series.get(name, ())]):
             return 0.0, 0.0
         panel = Panel.of(stored, first=self.units)
-        variances = gpu_panel.cell_variances(self._model, panel) + gpu_panel.loading_variances(self._model, panel)
-        told = gpu_panel.CellSums.of(panel, gpu_panel.design_of(self._model, panel), variances)
+        variances, design = gpu_panel.all_variances(self._model, panel), gpu_panel.design_of(self._model, panel)
+        told = gpu_panel.CellSums.of(panel, design, variances)
         return told.information, told.sums
+
+
+def robust(model: Model, panel: Panel, rest: gpu_panel.Rest | None = None) -> Posterior:
+    """The effects, where other cases of the run itself are doubted; ``rest``: what series beside the panel's tell."""
+    shares, design = gpu_panel.Incidence(panel.units), gpu_panel.design_of(model, panel)
+    prior, variances = model.between(shares, shares), gpu_panel.all_variances(model, panel)
+    return Posterior(model, shares, gpu_panel.doubted(panel, design, prior, variances, rest))
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,7 @@ class Knowledge:
             names = dict.fromkeys([*(each.series for each in known), *self._sums.changed(self._of_stored)])
             stored = [each for name in names if name != series for each in self._of_stored.series.get(name, ())]
             panel = Panel.of(stored, known, self._sums.units)
-            self._told[key] = gpu_panel.robust(self.model, panel, self._sums.without(series, names, len(panel.units)))
+            self._told[key] = robust(self.model, panel, self._sums.without(series, names, len(panel.units)))
         return self._told[key]
 
     def tells_of(

@@ -381,12 +381,12 @@ def cell_variances(model: Model, panel: Panel) -> Array:
     return own / 2 + launch / panel.sizes
 
 
-def loading_variances(model: Model, panel: Panel) -> Array:
-    """Of each cell what it is off because its series' loadings are not known: as the effects of any unit are large. Of
+def all_variances(model: Model, panel: Panel) -> Array:
+    """The same, and what it is off because its series' loadings are not known: as the effects of any unit are large. Of
     many series such errors average out; where a calibration alone tells of a GPU they are most of what is wrong."""
     second = np.diag([sum(sd**2 for sd in model.effects[factor].values()) for factor in FACTORS])
     of_series = np.array([np.trace(model.loading(name).covariance @ second) for name in panel.series])
-    return of_series[panel.of_series]
+    return cell_variances(model, panel) + of_series[panel.of_series]
 
 
 def design_of(model: Model, panel: Panel) -> Array:
@@ -397,11 +397,3 @@ def design_of(model: Model, panel: Panel) -> Array:
     for factor in range(len(FACTORS)):
         matrix[cells, panel.of_unit + factor * num] = loads[panel.of_series, factor]
     return matrix
-
-
-def robust(model: Model, panel: Panel, rest: Rest | None = None) -> Posterior:
-    """The effects, where other cases of the run itself are doubted; ``rest``: what series beside the panel's tell."""
-    shares = Incidence(panel.units)
-    variances = cell_variances(model, panel) + loading_variances(model, panel)
-    prior = model.between(shares, shares)
-    return Posterior(model, shares, doubted(panel, design_of(model, panel), prior, variances, rest))

@@ -1,31 +1,30 @@
-"""A soak judged against itself: its first part against the rest. Pure, but for reading what was written down.
+"""A soak judged against itself: its first part against the rest. Pure, but for what is read of a folder.
 
 Levels of step time are found between change points; what stalls a step is told by its cause; what only grows is a
 leak. Nothing is held that other work on the host may do: a wait for a core is no step's own time."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.change_points import EFFICIENCY, NORMAL, Covariance, find_changes, levels_between
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Spread
-from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, SENSORS_FILE, Environment
+from pytest_llmperf.records.launch import environment_of
 from pytest_llmperf.records.metrics import COUNTED, MEMORY, METRICS, RATE
+from pytest_llmperf.records.ranks import Entry, Sensed, diaries, sensed
 from pytest_llmperf.records.result import Soak, joined_reasons, left_by_each_step
 from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import codec, formats
+from pytest_llmperf.support import formats
 from pytest_llmperf.support.interpreter import Array, np
 
 # Left out at the begin: this share of the time, and no more than so many seconds, in which a chip comes to its clocks.
@@ -51,41 +50,6 @@ _OWN = ("garbage collection", "its loader", "a checkpoint")
 _A_WAIT, _WORK, _EITHER = "a wait (a file, a lock, a peer)", "more work", "more work of its host or GPU"
 _OF_A_GPU = "a wait (its GPU, a file, a lock, a peer)"
 _CPU_TOLERANCE = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What one rank wrote down at once."""
-
-    time: float
-    steps: tuple[tuple[float, float, float], ...]
-    """Seconds of each since the last entry, and of these inside of a loader and of garbage collection."""
-    allocated_bytes: int | None
-    host_bytes: int
-    open_files: int
-    threads: int
-    written_bytes: int
-    waited_seconds: float
-    """For a core, since the last entry."""
-    peak_reserved_bytes: int = 0
-    peak_allocated_bytes: int = 0
-    computed_seconds: float | None = None
-    """By the thread that trains, since the last entry; ``None`` in old ones."""
-    grown: Mapping[str, float] | None = None
-    """Of the last one: kinds of objects, and where they are, of which a step adds so many; ``None``: nobody counted."""
-
-    @property
-    def computed(self) -> float:
-        return math.nan if self.computed_seconds is None else self.computed_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sensed:
-    """What the GPUs told at one time: the lowest clock, and all energy so far."""
-
-    time: float
-    clock_mhz: float | None
-    joules: float | None
 
 
 @dataclass(frozen=True)
@@ -165,10 +129,9 @@ def judge_folder(
     folder: Path, asked_seconds: float, spec: Spec, rule: SoakRule, why_ended: str = ""
 ) -> Mapping[str, Any]:
     """The fields of a result, of what a launch of ``spec`` left in ``folder``; ``why_ended``: before its time."""
-    if not (ranks := [*read_diaries(folder)]):
+    if not (ranks := [Diary(entries) for entries in diaries(folder)]):
         return {"verdict": "invalid", "reason": why_ended or "no step was written down"}
-    sensors = sorted(folder.glob(SENSORS_FILE.format("*")))[:1]
-    soak = judge_soak(asked_seconds, ranks, [_sensed(line) for path in sensors for line in _lines(path)], rule)
+    soak = judge_soak(asked_seconds, ranks, [*sensed(folder)], rule)
     at = f"{formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}"
     cut = [f"ended after {at}: {why_ended}"] if why_ended else []
     wanted, kept = _LEAST_WINDOWS * _LEAST_STEPS, len(ranks[0].kept)
@@ -181,7 +144,7 @@ def judge_folder(
         "reason": joined_reasons([*soak.findings, *cut, *few] or [clean]),
         "checks": tuple(METRICS[name].check(value) for name, value in _figures(ranks, spec).items()),
         "notes": soak.unheld,
-        "soak": replace(soak, environment=codec.load(Environment, folder / ENVIRONMENT_FILE)),
+        "soak": replace(soak, environment=environment_of(folder)),
     }
 
 
@@ -414,27 +377,3 @@ def _binned(ends: Array, rows: Sequence[Any], name: str) -> list[float | None]:
         value = getattr(row, name)
         found[at] = value if value is None else round(float(value), 3)
     return found
-
-
-def read_diaries(folder: Path) -> Iterator[Diary]:
-    """Those of all ranks in their order; of several processes that had one number, that of the one that trained."""
-    for rank in count():
-        files = folder.glob(DIARY_FILE.format(rank, "*"))
-        found = [Diary([codec.read(Entry, line) for line in _lines(file)]) for file in files]
-        if not any(len(one.steps) for one in found):
-            return
-        yield max(found, key=lambda one: len(one.steps))
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    """What each line of ``path`` holds; whoever wrote them was ended, maybe within the last one."""
-    with suppress(OSError, ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)
-
-
-def _sensed(gpus: Sequence[Mapping[str, Any]]) -> Sensed:
-    """All GPUs at one time."""
-    known = {name: [gpu[name] for gpu in gpus if gpu[name] is not None] for name in ("time", "clock_mhz", "joules")}
-    joules = sum(known["joules"]) if len(known["joules"]) == len(gpus) else None
-    return Sensed(time=max(known["time"]), clock_mhz=min(known["clock_mhz"], default=None), joules=joules)

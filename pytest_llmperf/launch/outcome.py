@@ -18,7 +18,7 @@ from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
 from pytest_llmperf.launch.script import explained
 from pytest_llmperf.records.failure import SOAKED, Failure, Progress, Room, said
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
+from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch, environment_of
 from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingErrors
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.spec import Spec
@@ -56,7 +56,7 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
         if spec.is_script:
             log = lines_of(folder / "torchrun.log")
             found = explained(replace(found, tail=found.tail or tidy(log)), ended, progress, log)
-        return replace(found, environment=codec.load(Environment, folder / ENVIRONMENT_FILE) or found.environment)
+        return replace(found, environment=environment_of(folder) or found.environment)
     lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in lines_of(log))
     remarks = tuple(dict.fromkeys((*found.evidence.get("remarks", ()), *remarks_in(lines))))
     return replace(found, evidence={**found.evidence, "remarks": list(remarks)}) if remarks else found

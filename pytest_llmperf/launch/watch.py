@@ -146,10 +146,8 @@ class HealthWatch:
             self._seen[sensors.gpu.index].append(sensors.sample())
             self._foreign |= dict.fromkeys(sensors.others(own))
         if (self._folder / SOAK_FILE).exists():
-            with (
-                suppress(OSError),
-                (self._folder / SENSORS_FILE.format(platform.node())).open("a", encoding="utf-8") as file,
-            ):
+            path = self._folder / SENSORS_FILE.format(platform.node())
+            with suppress(OSError), path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([asdict(seen[-1]) for seen in self._seen.values()])}\n")
 
     def _own(self) -> set[int]:

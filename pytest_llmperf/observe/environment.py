@@ -139,8 +139,7 @@ NOT_WORK = frozenset(_known("no work"))
 
 def configuration(config: Any) -> dict[str, Any]:
     """Of a model of transformers', what it says of the work."""
-    found: dict[str, Any] = plain({k: v for k, v in config.to_dict().items() if k not in NOT_WORK})
-    return found
+    return dict(plain({k: v for k, v in config.to_dict().items() if k not in NOT_WORK}))
 
 
 def parameter_groups(optimizer: Any) -> list[str]:

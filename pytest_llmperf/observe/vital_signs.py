@@ -6,7 +6,6 @@ Nothing here imports torch, which a rank may lack."""
 from __future__ import annotations
 
 import ctypes
-import errno
 import faulthandler
 import fcntl
 import gc
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pytest_llmperf.records.failure import Room, Said, of_a_peer, said
+from pytest_llmperf.records.failure import Room
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id, write_text
 
@@ -169,17 +168,9 @@ class LastWords:
         return b"hread 0x%016x" % (threading.main_thread().ident or 0) in said or said.endswith(b"\n...\n")
 
 
-# The limit of memory: a lower one than the card's, what is left of it, and whether an error is of its end.
+# The limit of memory: a lower one than the card's, and what is left of it.
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
-
-# What native code throws arrives as one of these.
-_NATIVE = (RuntimeError, OSError, SystemError, ImportError)
-
-_ERRNOS: dict[int, Said] = {errno.ENOMEM: "plainly", errno.EAGAIN: "perhaps"}
-
-# Raised by Python's code, which speaks of memory and has it.
-_OF_PYTHON = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 class Headroom:
@@ -241,47 +232,13 @@ class Headroom:
             self.least = room
         return room
 
-    def after(self) -> tuple[Room, ...]:
+    def after(self) -> Iterator[Room]:
         """Return what there was at least, once something failed, and what the GPU has."""
         self.look()
-        rooms = [room for room in (self.least,) if room is not None]
+        yield from filter(None, (self.least,))
         if (gpu := _gpu()) is not None:
             with suppress(RuntimeError):  # the context is lost
-                rooms.append(gpu.room())
-        return tuple(rooms)
-
-
-def lack_of_memory(error: BaseException, headroom: Headroom) -> str | None:
-    """How it is known that memory ran out: empty where ``error`` says so itself; ``None`` where it is another error.
-    One that only hints at it, or that native code raised and that says nothing, is judged by what is left."""
-    if not isinstance(error, Exception):
-        return None
-    meanings = {_meaning(one) for one in _chain(error)}
-    if "plainly" in meanings:
-        return ""
-    if not isinstance(error, _NATIVE) or of_a_peer(str(error)):
-        return None
-    hinted = "perhaps" in meanings
-    return next((str(room) for room in headroom.after() if room.is_full or (hinted and room.is_tight)), None)
-
-
-def _meaning(error: BaseException) -> Said:
-    if isinstance(error, _OF_PYTHON):
-        return ""
-    if isinstance(error, OSError) and error.errno in _ERRNOS:
-        return _ERRNOS[error.errno]
-    # By name, since the import of torch itself may be what failed; Triton's resources come under that name too.
-    is_its_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return said(f"out of memory: {error}" if is_its_kind else str(error))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """``error``, and what it was raised from or while handling: a library may say it again in words of its own."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+                yield gpu.room()
 
 
 def _gpu() -> ModuleType | None:

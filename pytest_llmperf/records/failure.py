@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.launch import Environment
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.redaction import without_secrets
 
@@ -164,11 +166,7 @@ def total(phases: Mapping[str, float]) -> float:
 
 
 def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for phases in several:
-        for name, seconds in phases.items():
-            sums[name] = sums.get(name, 0.0) + seconds
-    return sums
+    return {name: sum(each) for name, each in grouped(pair for one in several for pair in one.items()).items()}
 
 
 # Shortage: how a lack of memory is known, by what is said when it ends and by what was left then. Pure.
@@ -185,6 +183,30 @@ def said(words: str) -> Said:
     if re.search(_SAID["plainly"], text):
         return "plainly"
     return "perhaps" if re.search(_SAID["perhaps"], text) else ""
+
+
+_ERRNOS: Mapping[int | None, Said] = {errno.ENOMEM: "plainly", errno.EAGAIN: "perhaps"}
+# Raised by Python's code, which speaks of memory and has it.
+_OF_PYTHON = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+
+
+def meanings(error: BaseException | None) -> set[Said]:
+    """What ``error`` says of that, and what it was raised from or while handling: a library may say it in its words."""
+    seen: dict[int, Said] = {}
+    while error is not None and id(error) not in seen:
+        seen[id(error)] = _meaning(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return {*seen.values()}
+
+
+def _meaning(error: BaseException) -> Said:
+    if isinstance(error, _OF_PYTHON):
+        return ""
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return _ERRNOS[error.errno]
+    # By name, since the import of torch itself may be what failed; Triton's resources come under that name too.
+    is_its_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return said(f"out of memory: {error}" if is_its_kind else str(error))
 
 
 def of_a_peer(words: str) -> bool:
@@ -230,3 +252,20 @@ class Room:
         unit, name = (2**30, "GiB") if self.limit_bytes >= 2**30 else (2**20, "MiB")
         asked = f", and allocations were refused: {self.refused}" if self.refused else ""
         return f"{self.left_bytes / unit:.1f} of {self.limit_bytes / unit:.1f} {name} of {self.of} were left{asked}"
+
+
+# What native code throws arrives as one of these.
+_NATIVE = (RuntimeError, OSError, SystemError, ImportError)
+
+
+def lack_of_memory(error: BaseException, left: Callable[[], Iterable[Room]]) -> str | None:
+    """How it is known that memory ran out: empty where ``error`` says so itself; ``None`` where it is another error.
+    One that only hints at it, or that native code raised and that says nothing, is judged by what is ``left``."""
+    if not isinstance(error, Exception):
+        return None
+    if "plainly" in (meant := meanings(error)):
+        return ""
+    if not isinstance(error, _NATIVE) or of_a_peer(str(error)):
+        return None
+    hinted = "perhaps" in meant
+    return next((str(room) for room in left() if room.is_full or (hinted and room.is_tight)), None)

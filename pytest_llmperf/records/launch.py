@@ -21,7 +21,7 @@ from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.steady_state import Steady, find_steady, growth
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.registry import Evidence
-from pytest_llmperf.support.codec import sparse
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
@@ -55,7 +55,7 @@ _STALLED = 2.0
 _UNKNOWN = 0.05
 
 
-@sparse()
+@codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """One rank's share of a launch."""
@@ -111,7 +111,7 @@ class RankRecord:
         return tuple(step - wait for step, wait in zip(self.step_seconds, self.waiting_seconds, strict=True))
 
 
-@sparse()
+@codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """Where a launch ran: what may explain a difference between two launches of one spec."""
@@ -143,13 +143,18 @@ class Environment:
         return tuple(f"{name}: {own or 'none'} -> {theirs or 'none'}" for name, own, theirs in pairs if own != theirs)
 
 
+def environment_of(folder: Path) -> Environment | None:
+    """That of the launch in ``folder``, as far as it came."""
+    return codec.load(Environment, folder / ENVIRONMENT_FILE)
+
+
 # Variables of exchanges between ranks.
 _NET = ("NCCL_", "NVSHMEM_", "GLOO_", "UCX_", "FI_", "RCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
 #: Evidence of where a scheduler put the ranks.
 PLACEMENT = ("slurm_nodes", "slurm_switches")
 
 
-@sparse("health")
+@codec.sparse("health")
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """One completed torchrun of one spec."""

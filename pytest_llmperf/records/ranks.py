@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.records.launch import TURN_FILE, Launch, RankRecord
+from pytest_llmperf.records.launch import DIARY_FILE, SENSORS_FILE, TURN_FILE, Launch, RankRecord
 from pytest_llmperf.records.learning import ParityOrder, RankLearning
 from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.records.trace import UNWANTED, Trace
@@ -177,3 +179,63 @@ def merged_evidence(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if own != first and "unknown" not in (own, first):
                 others.setdefault(name, {})[str(rank)] = own
     return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one rank wrote down at once."""
+
+    time: float
+    steps: tuple[tuple[float, float, float], ...]
+    """Seconds of each since the last entry, and of these inside of a loader and of garbage collection."""
+    allocated_bytes: int | None
+    host_bytes: int
+    open_files: int
+    threads: int
+    written_bytes: int
+    waited_seconds: float
+    """For a core, since the last entry."""
+    peak_reserved_bytes: int = 0
+    peak_allocated_bytes: int = 0
+    computed_seconds: float | None = None
+    """By the thread that trains, since the last entry; ``None`` in old ones."""
+    grown: Mapping[str, float] | None = None
+    """Of the last one: kinds of objects, and where they are, of which a step adds so many; ``None``: nobody counted."""
+
+    @property
+    def computed(self) -> float:
+        return math.nan if self.computed_seconds is None else self.computed_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensed:
+    """What the GPUs told at one time: the lowest clock, and all energy so far."""
+
+    time: float
+    clock_mhz: float | None
+    joules: float | None
+
+
+def diaries(folder: Path) -> Iterator[list[Entry]]:
+    """Those of all ranks in their order; of several processes that had one number, that of the one that trained."""
+    for rank in count():
+        files = folder.glob(DIARY_FILE.format(rank, "*"))
+        found = [[codec.read(Entry, line) for line in _lines(file)] for file in files]
+        if not any(entry.steps for entries in found for entry in entries):
+            return
+        yield max(found, key=lambda entries: sum(len(entry.steps) for entry in entries))
+
+
+def sensed(folder: Path) -> Iterator[Sensed]:
+    """What all GPUs of the first of its hosts told, at each time."""
+    for gpus in (line for file in sorted(folder.glob(SENSORS_FILE.format("*")))[:1] for line in _lines(file)):
+        known = {name: [gpu[name] for gpu in gpus if gpu[name] is not None] for name in ("time", "clock_mhz", "joules")}
+        joules = sum(known["joules"]) if len(known["joules"]) == len(gpus) else None
+        yield Sensed(time=max(known["time"]), clock_mhz=min(known["clock_mhz"], default=None), joules=joules)
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    """What each line of ``path`` holds; whoever wrote them was ended, maybe within the last one."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)

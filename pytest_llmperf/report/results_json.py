@@ -35,8 +35,7 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
         phases = {name: round(seconds, 3) for name, seconds in spent.phases.items()}
         told = SpentTime(launches=spent.launches, seconds=round(spent.seconds, 3), phases=phases)
         values["spent"] = codec.plain(told)
-    plain: dict[str, Any] = _mapped(values, _for_json)
-    return plain
+    return dict(_mapped(values, _for_json))
 
 
 def result_of(result: CaseResult) -> StoredResult:

@@ -60,8 +60,7 @@ def canonical(name: str, value: Any) -> Any:
 
 def values(spec: TrainSpec, name: str) -> dict[str, Any]:
     """What the field ``name`` says, by name."""
-    found: dict[str, Any] = json.loads(getattr(spec, name) or "{}")
-    return found
+    return dict(json.loads(getattr(spec, name) or "{}"))
 
 
 @cache

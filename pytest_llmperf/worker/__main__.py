@@ -9,7 +9,8 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, LastWords, lack_of_memory
+from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, LastWords
+from pytest_llmperf.records.failure import lack_of_memory
 from pytest_llmperf.records.ranks import RefusedError, Request, write_failure
 from pytest_llmperf.support.interpreter import uncollected
 
@@ -37,7 +38,7 @@ def main(folder: Path) -> None:
             if isinstance(error, RefusedError):
                 write_failure(folder, rank, error, "refused")
             else:
-                lack = lack_of_memory(error, headroom)
+                lack = lack_of_memory(error, headroom.after)
                 write_failure(folder, rank, error, "error" if lack is None else "oom", lack or "")
         raise
     finally:

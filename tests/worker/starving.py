@@ -27,7 +27,8 @@ from safetensors import torch as safetensors
 from torch.utils.data import DataLoader, Dataset
 
 from pytest_llmperf.launch.outcome import want_of_memory
-from pytest_llmperf.observe.vital_signs import Headroom, lack_of_memory, watched
+from pytest_llmperf.observe.vital_signs import Headroom, watched
+from pytest_llmperf.records.failure import lack_of_memory
 from pytest_llmperf.records.ranks import write_json
 
 _MIB = 2**20
@@ -243,7 +244,7 @@ def _child(way: Callable[[], None], folder: Path, log: Path) -> None:
             way()
         except BaseException as error:  # noqa: BLE001 - which one is the question
             with HEADROOM.lifted():
-                lack = lack_of_memory(error, HEADROOM)
+                lack = lack_of_memory(error, HEADROOM.after)
                 write_json(folder / "told.json", {"error": f"{type(error).__name__}: {error}", "lack": lack})
     os._exit(0)
 

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llmperf.observe.vital_signs import Headroom, lack_of_memory
+from pytest_llmperf.observe.vital_signs import Headroom
+from pytest_llmperf.records.failure import lack_of_memory
 from tests.worker.user import REPOSITORY
 
 torch = pytest.importorskip("torch")
@@ -146,7 +147,7 @@ def test_on_a_gpu_hints_count_where_it_is_full(
     monkeypatch: pytest.MonkeyPatch, words: str, left: int | None, counts: dict[str, int], lacked: bool
 ) -> None:
     gpu_with(monkeypatch, left, **counts)
-    assert (lack_of_memory(RuntimeError(words), Headroom()) is not None) is lacked
+    assert (lack_of_memory(RuntimeError(words), Headroom().after) is not None) is lacked
 
 
 class OutOfMemoryError(RuntimeError):
@@ -176,7 +177,7 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
 def test_the_kind_of_an_error_counts_too(monkeypatch: pytest.MonkeyPatch, error: BaseException, lacked: bool) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Host", (), {"total": 100, "available": 50}))
     gpu_with(monkeypatch, 2**36)
-    assert lack_of_memory(error, Headroom()) == ("" if lacked else None)
+    assert lack_of_memory(error, Headroom().after) == ("" if lacked else None)
 
 
 @linux

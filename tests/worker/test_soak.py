@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.judge.soak import read_diaries
+from pytest_llmperf.judge.soak import Diary
+from pytest_llmperf.records.ranks import diaries
 from tests.waiting import until
 from tests.worker.user import QUICK_PATH, RESULTS, make, run_one, start
 
@@ -135,7 +136,7 @@ def test_ctrl_c_keeps_what_was_seen_and_each_rank_kept_a_diary(tmp_path: Path) -
     def seconds() -> float:
         """Of rank 0's diary by now."""
         launch = next(tmp_path.glob(".llmperf/*/*gpus2*"), tmp_path)
-        return max((one.seconds for one in read_diaries(launch)), default=0.0)
+        return max((Diary(one).seconds for one in diaries(launch)), default=0.0)
 
     try:
         until(lambda: seconds() > 2, 120, (tmp_path / "log").read_text)
@@ -147,6 +148,6 @@ def test_ctrl_c_keeps_what_was_seen_and_each_rank_kept_a_diary(tmp_path: Path) -
     (found,) = json.loads((tmp_path / RESULTS).read_text())["results"]
     assert found["soak"]["seconds"] > 1.5
     assert "30 min: interrupted" in found["reason"]  # on a busy machine in few steps, which it says too
-    diaries = [*read_diaries(next(tmp_path.glob(".llmperf/*/*gpus2*")))]
-    assert len(diaries) == 2
-    assert len(diaries[0].steps) == pytest.approx(len(diaries[1].steps), abs=200)
+    both = [len(Diary(one).steps) for one in diaries(next(tmp_path.glob(".llmperf/*/*gpus2*")))]
+    assert len(both) == 2
+    assert both[0] == pytest.approx(both[1], abs=200)

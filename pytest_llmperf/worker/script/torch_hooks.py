@@ -29,7 +29,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pytest_llmperf.observe.environment import Project
 from pytest_llmperf.observe.measurement import resident
-from pytest_llmperf.observe.vital_signs import Headroom, LastWords, lack_of_memory
+from pytest_llmperf.observe.vital_signs import Headroom, LastWords
+from pytest_llmperf.records.failure import lack_of_memory
 from pytest_llmperf.records.launch import NO_RANKS
 from pytest_llmperf.records.ranks import ASKS, write_failure
 from pytest_llmperf.settings.spec import ScriptSpec
@@ -161,7 +162,7 @@ class Hooks:
                 self._rank.leave()
         with suppress(Exception), self._headroom.lifted():
             self._folder.mkdir(exist_ok=True)
-            oom = not refused and lack_of_memory(error, self._headroom) is not None
+            oom = not refused and lack_of_memory(error, self._headroom.after) is not None
             number = self._rank.number if self._rank else place()[0]
             write_failure(self._folder, number, error, "refused" if refused else "oom" if oom else "error")
 

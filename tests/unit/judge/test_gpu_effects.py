@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge import gpu_knowledge as model_module
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.gpu_knowledge import Knowledge, learn
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, learn, robust
 from pytest_llmperf.judge.gpu_panel import (
     EFFECTS_DF,
     Incidence,
@@ -24,7 +24,6 @@ from pytest_llmperf.judge.gpu_panel import (
     Panel,
     Unit,
     observations_of,
-    robust,
     unit_of,
 )
 from pytest_llmperf.judge.policy import Policy, Rule, decide, least_tolerance, passing_ranges

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.soak import Diary, Entry, Sensed, SoakRule, judge_folder, judge_soak
+from pytest_llmperf.judge.soak import Diary, SoakRule, judge_folder, judge_soak
 from pytest_llmperf.judge.stats import Spread
+from pytest_llmperf.records.ranks import Entry, Sensed
 from pytest_llmperf.records.result import Soak
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
