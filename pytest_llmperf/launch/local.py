@@ -16,11 +16,11 @@ from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool
-from pytest_llmperf.launch.request import Former, LaunchRequest, WarmStart, worker_environment
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
 from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
-from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
+from pytest_llmperf.launch.watch import Former, HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch, soak_seconds_of
 

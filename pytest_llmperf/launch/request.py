@@ -5,27 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-
-import psutil
 
 from pytest_llmperf.launch import fork_servers
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, ServerKey, ServerPool, needs
-from pytest_llmperf.launch.process import (
-    GONE_SECONDS,
-    Ended,
-    home_of_package,
-    kill,
-    python_path,
-    returncode_of,
-    signal_name,
-)
-from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.launch.process import home_of_package, python_path
+from pytest_llmperf.launch.watch import Former, Meter
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import COMPARING, FAILED, STEPS, Failure
 from pytest_llmperf.records.launch import SOAK_FILE
@@ -47,73 +35,6 @@ REFUSALS = (ColdStartError, OSError)
 
 # More threads than cores slow a CPU run down; on a GPU the host needs few. A script keeps its own number.
 _OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-
-# What a process has that has nothing left to do.
-_LEAVE_SECONDS = 10.0
-
-
-class Former:
-    """The last launch of a run that left its record, as long as its processes end, and what is held until they have."""
-
-    of: object = None
-    """What it ran on."""
-
-    def __init__(self) -> None:
-        self.bad_ends: list[str] = []
-        """Of each that ended with an error after its record, a line."""
-        self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_leaving(self) -> bool:
-        return self._thread is not None
-
-    def leaves(  # noqa: PLR0913, PLR0917 - what ends, and who hears of it
-        self, agent: ForkedAgent, ended: Ended, held: ExitStack, say: Callable[[str], None], name: str, folder: Path
-    ) -> None:
-        """From now on ``agent`` ends with its ranks; of a bad end ``say`` hears, by the launch's ``name``."""
-        self._agent, self._told = agent, (say, name, folder)
-        self._is_over = self._was_killed = False
-        # In a thread: others wait for what is held, and nobody here may look for a while.
-        args = {*ended.left}, held
-        self._thread = threading.Thread(target=self._end, args=args, name="llmperf-former", daemon=True)
-        self._thread.start()
-
-    def _end(self, left: set[psutil.Process], held: ExitStack) -> None:
-        _, alive = psutil.wait_procs(left, timeout=_LEAVE_SECONDS)
-        if alive:
-            self._was_killed = True
-            kill(alive)
-            psutil.wait_procs(alive, timeout=GONE_SECONDS)
-        with self._lock, self._lease, held:
-            self._is_over = True
-
-    def keep(self, lease: ExitStack) -> None:
-        """Hold ``lease`` until it is over; where it is, not at all."""
-        with self._lock:
-            self._lease.push(lease.pop_all())
-            if self._is_over:
-                self._lease.close()
-
-    def handed(self) -> ExitStack | None:
-        """The lease, to the launch that comes next; ``None``: it was let go."""
-        with self._lock:
-            return None if self._is_over else self._lease.pop_all()
-
-    def gone(self) -> None:
-        """Wait until nothing of it is left."""
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread, returncode = None, returncode_of(self._agent)
-        how = f"ended with {signal_name(returncode) or returncode}"
-        if self._was_killed:
-            how = f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
-        if returncode or self._was_killed:
-            say, name, folder = self._told
-            say(line := f"{name}: {how} after its record was there, which stands")
-            if not (self._was_killed or self._agent.is_lost):  # then nobody knows how it ended
-                self.bad_ends.append(f"{line}; its logs are in {folder}")
 
 
 @dataclass(frozen=True, kw_only=True)

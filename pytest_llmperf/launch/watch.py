@@ -1,4 +1,5 @@
-"""What the process that waits for a launch sees meanwhile: its time, its progress, and what happens on its GPUs."""
+"""What the process that waits for a launch sees meanwhile: its time, its progress, what happens on its GPUs, and
+how the one before it ends."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import math
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +16,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TypeVar
 
+import psutil
+
 from pytest_llmperf.launch import device
+from pytest_llmperf.launch.fork_servers import ForkedAgent
+from pytest_llmperf.launch.process import GONE_SECONDS, Ended, kill, returncode_of, signal_name
 from pytest_llmperf.records.calibration import CLOCK_REASONS, Health
 from pytest_llmperf.records.failure import Progress, phases_of
 from pytest_llmperf.records.launch import SENSORS_FILE, SOAK_FILE, Launch
@@ -204,3 +210,71 @@ def with_phases(launch: Launch, lap: Lap, progress: Progress) -> Launch:
     """``launch`` as its launcher timed it, and where in that time its rank 0 said it was."""
     phases = phases_of(lap.began, lap.seconds, progress.reached, launch.ranks[0].step_seconds[0])
     return replace(launch, wall_seconds=round(lap.seconds, 3), phases=phases)
+
+
+# What a process has that has nothing left to do.
+_LEAVE_SECONDS = 10.0
+
+
+class Former:
+    """The last launch of a run that left its record, as long as its processes end, and what is held until they have."""
+
+    of: object = None
+    """What it ran on."""
+
+    def __init__(self) -> None:
+        self.bad_ends: list[str] = []
+        """Of each that ended with an error after its record, a line."""
+        self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._thread is not None
+
+    def leaves(  # noqa: PLR0913, PLR0917 - what ends, and who hears of it
+        self, agent: ForkedAgent, ended: Ended, held: ExitStack, say: Callable[[str], None], name: str, folder: Path
+    ) -> None:
+        """From now on ``agent`` ends with its ranks; of a bad end ``say`` hears, by the launch's ``name``."""
+        self._agent, self._told = agent, (say, name, folder)
+        self._is_over = self._was_killed = False
+        # In a thread: others wait for what is held, and nobody here may look for a while.
+        args = {*ended.left}, held
+        self._thread = threading.Thread(target=self._end, args=args, name="llmperf-former", daemon=True)
+        self._thread.start()
+
+    def _end(self, left: set[psutil.Process], held: ExitStack) -> None:
+        _, alive = psutil.wait_procs(left, timeout=_LEAVE_SECONDS)
+        if alive:
+            self._was_killed = True
+            kill(alive)
+            psutil.wait_procs(alive, timeout=GONE_SECONDS)
+        with self._lock, self._lease, held:
+            self._is_over = True
+
+    def keep(self, lease: ExitStack) -> None:
+        """Hold ``lease`` until it is over; where it is, not at all."""
+        with self._lock:
+            self._lease.push(lease.pop_all())
+            if self._is_over:
+                self._lease.close()
+
+    def handed(self) -> ExitStack | None:
+        """The lease, to the launch that comes next; ``None``: it was let go."""
+        with self._lock:
+            return None if self._is_over else self._lease.pop_all()
+
+    def gone(self) -> None:
+        """Wait until nothing of it is left."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread, returncode = None, returncode_of(self._agent)
+        how = f"ended with {signal_name(returncode) or returncode}"
+        if self._was_killed:
+            how = f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
+        if returncode or self._was_killed:
+            say, name, folder = self._told
+            say(line := f"{name}: {how} after its record was there, which stands")
+            if not (self._was_killed or self._agent.is_lost):  # then nobody knows how it ended
+                self.bad_ends.append(f"{line}; its logs are in {folder}")

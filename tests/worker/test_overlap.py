@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch import machine, process, request
+from pytest_llmperf.launch import machine, process
+from pytest_llmperf.launch import watch as watching
 from pytest_llmperf.launch.local import LocalSite
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import SlurmOptions, Wanted
@@ -154,7 +155,7 @@ def test_what_is_timed_begins_after_the_former_processes_are_gone(
 def test_an_end_that_is_not_well_is_told_and_costs_no_figure(
     turns: Turns, monkeypatch: pytest.MonkeyPatch, then: str, said: str, is_error: bool
 ) -> None:
-    monkeypatch.setattr(request, "_LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(watching, "_LEAVE_SECONDS", 1.0)
     lingering(turns.folder, monkeypatch, f"'run-1' in str(folder) and ({then.replace('; ', ', ')})")
     launches = [turns.launch(), turns.launch()]
     assert all(isinstance(each, Launch) for each in launches), launches
