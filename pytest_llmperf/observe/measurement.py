@@ -14,7 +14,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise, starmap, takewhile
@@ -23,7 +23,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.observe.vital_signs import Objects, grown
 from pytest_llmperf.records.calibration import Place
@@ -147,59 +146,6 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-class Exchange:
-    """One rank's meetings with the others: how long it waits in each step with nothing of its own left to compute."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._hooks: list[RemovableHandle] = []
-        self._last: torch.Tensor | None = None
-        self._passes = 0
-        self._arrived: Any = None
-        self._meetings: list[tuple[Any, Any]] = []
-        self._steps: list[list[tuple[Any, Any]]] = []
-        self._is_known = True
-
-    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Before the first backward pass, which shows whose gradient is the last."""
-        trained = (parameter for parameter in parameters if parameter.requires_grad)
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._has_gradient) for parameter in trained]
-
-    def _has_gradient(self, parameter: torch.Tensor) -> None:
-        self._last = parameter
-        self.arrive()
-
-    def arrive(self) -> None:
-        """From now on this rank may have to wait; what comes before the first backward pass is of no step."""
-        if self._hooks:
-            self._arrived = self._clock.instant()
-
-    def leave(self) -> None:
-        if self._arrived is not None:
-            self._meetings.append((self._arrived, self._clock.instant()))
-        self._arrived = None
-
-    def end_pass(self) -> None:
-        self._is_known = self._is_known and self._arrived is not None
-        self.leave()
-        if self._passes == 0:  # one hook from now on: a hundred and more in each step would be felt
-            for hook in self._hooks:
-                hook.remove()
-            last = self._last
-            self._hooks = [] if last is None else [last.register_post_accumulate_grad_hook(self._has_gradient)]
-        self._passes += 1
-
-    def end_step(self) -> None:
-        self._steps.append(self._meetings)
-        self._meetings = []
-
-    def seconds(self) -> tuple[float, ...]:
-        """Seconds that each step waited, once all work has ended; empty where a pass did not tell."""
-        if not self._is_known:
-            return ()
-        return tuple(sum(self._clock.between(*meeting) for meeting in meetings) for meetings in self._steps)
-
-
 # Of which gradients' norms are kept: the first is of weights that are known to the last bit.
 _FIRST_STEPS = 4
 
@@ -222,18 +168,17 @@ class Boundary:
 class Measurement:
     """Filled while the rank trains; ``trained`` reads it once it is over."""
 
-    def __init__(self, clock: Clock, memory: Memory, exchange: Exchange | None) -> None:
+    def __init__(self, clock: Clock, memory: Memory) -> None:
         self.step_seconds: tuple[float, ...] = ()
         self.is_begun = self.is_over = False
         """A pass has ended; all timed steps have."""
-        self._clock, self._memory, self._exchange = clock, memory, exchange
+        self._clock, self._memory = clock, memory
         self._losses: list[torch.Tensor] = []  # of each micro-batch, on its device
         self._norms: list[torch.Tensor] = []
         self._num_tokens, self._fetched = 0, 0.0
         self._real_tokens: list[int] = []
         self._start = self._seconds = 0.0
         self._ends: list[Boundary] = []
-        self._waiting: tuple[float, ...] = ()
         self._peaks = 0, 0
         self._cores: tuple[float, ...] = ()
 
@@ -269,15 +214,12 @@ class Measurement:
         """All its work has been issued: now, or ``at`` a moment before."""
         end = at or self.boundary()
         self._clock.mark(end.instant)
-        if self._exchange:
-            self._exchange.end_step()
         self._ends.append(end)
 
     def end(self) -> None:
         """That was the last step: wait for the device, and read what later steps would change."""
         self.step_seconds = self._clock.seconds()
         self._seconds = time.perf_counter() - self._start
-        self._waiting = self._exchange.seconds() if self._exchange else ()
         self._peaks = self._memory.peaks()
         # A thread that ended takes its waits along.
         spent = zip(self._clock.cores(), self._cores, strict=False)
@@ -299,7 +241,7 @@ class Measurement:
     def trained(
         self, place: Place, rank: int, rates: Mapping[str, Any], *, keeps_losses: bool = True, **facts: Any
     ) -> Trained:
-        """Return what was seen, with what a measurement does not know: its device's ``rates`` and ``Trained``'s others.
+        """Return what was seen, with what a measurement does not know: its record's ``rates`` and ``Trained``'s others.
         ``keeps_losses``: they are the training's own tensors, which would be gone otherwise."""
         steps, passes = len(self._ends), self._so_far("passes")
         spans, each = [slice(*pair) for pair in pairwise(passes)], [b - a for a, b in pairwise(self._so_far("tokens"))]
@@ -317,7 +259,6 @@ class Measurement:
             step_tokens=tuple(each) if len(set(each)) > 1 else (),
             real_tokens=tuple(sum(self._real_tokens[span]) for span in spans) if self._real_tokens else (),
             step_seconds=self.step_seconds,
-            waiting_seconds=self._waiting,
             allocated_bytes=tuple(bytes_ - own * step for step, bytes_ in enumerate(held) if bytes_ is not None),
             peak_reserved_bytes=self._peaks[0],
             peak_allocated_bytes=self._peaks[1],
@@ -349,7 +290,7 @@ class Diary(Measurement):
     """It is never over: its launcher ends the process."""
 
     def __init__(self, clock: Clock, memory: Memory, path: Path) -> None:
-        super().__init__(clock, memory, None)
+        super().__init__(clock, memory)
         self._path = path
         self._pending: deque[tuple[Boundary, float]] = deque()
         """Ends of steps that the device need not have passed, with the seconds of garbage collection until then."""

@@ -17,10 +17,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
+from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import Project, place_of
-from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Exchange, Measurement, Memory
+from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Measurement, Memory
 from pytest_llmperf.observe.tracer import LONG_SECONDS, TRACED_STEPS, Tracer, with_timed_waits
 from pytest_llmperf.observe.vital_signs import Heartbeat, Objects, grown
 from pytest_llmperf.records.calibration import Place
@@ -93,6 +94,59 @@ class LeftObjects:
         return self._step == 1 + 2 * self._HALF
 
 
+class Exchange:
+    """One rank's meetings with the others: how long it waits in each step with nothing of its own left to compute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._hooks: list[RemovableHandle] = []
+        self._last: torch.Tensor | None = None
+        self._passes = 0
+        self._arrived: Any = None
+        self._meetings: list[tuple[Any, Any]] = []
+        self._steps: list[list[tuple[Any, Any]]] = []
+        self._is_known = True
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Before the first backward pass, which shows whose gradient is the last."""
+        trained = (parameter for parameter in parameters if parameter.requires_grad)
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._has_gradient) for parameter in trained]
+
+    def _has_gradient(self, parameter: torch.Tensor) -> None:
+        self._last = parameter
+        self.arrive()
+
+    def arrive(self) -> None:
+        """From now on this rank may have to wait; what comes before the first backward pass is of no step."""
+        if self._hooks:
+            self._arrived = self._clock.instant()
+
+    def leave(self) -> None:
+        if self._arrived is not None:
+            self._meetings.append((self._arrived, self._clock.instant()))
+        self._arrived = None
+
+    def end_pass(self) -> None:
+        self._is_known = self._is_known and self._arrived is not None
+        self.leave()
+        if self._passes == 0:  # one hook from now on: a hundred and more in each step would be felt
+            for hook in self._hooks:
+                hook.remove()
+            last = self._last
+            self._hooks = [] if last is None else [last.register_post_accumulate_grad_hook(self._has_gradient)]
+        self._passes += 1
+
+    def end_step(self) -> None:
+        self._steps.append(self._meetings)
+        self._meetings = []
+
+    def seconds(self) -> tuple[float, ...]:
+        """Seconds that each step waited, once all work has ended; empty where a pass did not tell."""
+        if not self._is_known:
+            return ()
+        return tuple(sum(self._clock.between(*meeting) for meeting in meetings) for meetings in self._steps)
+
+
 class ObservedTraining:
     """One rank's; made before the model, since its memory counts from then on."""
 
@@ -109,7 +163,8 @@ class ObservedTraining:
         heartbeat.reserved_bytes = self.memory.now
         self._plan, self._heartbeat = plan, heartbeat
         self._exchange = Exchange(self.clock) if plan.exchanges and not plan.diary else None
-        self.measurement = Measurement(self.clock, self.memory, self._exchange)
+        self._waiting: tuple[float, ...] = ()
+        self.measurement = Measurement(self.clock, self.memory)
         if plan.diary:
             heartbeat.steps, self.measurement = 0, Diary(self.clock, self.memory, plan.diary)
         self._place = place_of(device)
@@ -169,10 +224,13 @@ class ObservedTraining:
         if self._running:
             return "over" if self._running.end_step() and not self.go_on() else "goes on"
         self.measurement.end_step(at)
+        if self._exchange:
+            self._exchange.end_step()
         self._heartbeat.step = step
         if not self.ending.now(step):
             return "goes on"
         self.measurement.end()
+        self._waiting = self._exchange.seconds() if self._exchange else ()
         # Several ranks would have to agree; of a script's steps, which need not be alike, the mean is told.
         is_long = median(self.measurement.step_seconds) >= LONG_SECONDS
         if self._tracer and is_long and self._plan.ranks == 1 and self._plan.is_ours:
@@ -196,7 +254,8 @@ class ObservedTraining:
 
     def trained(self, rates: Mapping[str, Any], **facts: Any) -> Trained:
         """Return what was seen of the timed steps; see ``Measurement.trained``."""
-        return self.measurement.trained(self._place, self._plan.rank, rates, **facts)
+        told = {**rates, "waiting_seconds": self._waiting}
+        return self.measurement.trained(self._place, self._plan.rank, told, **facts)
 
     def trace(self, failed: BaseException | None = None) -> Trace:
         """Return the traced steps', once all is over; ``failed`` is what has ended them early."""

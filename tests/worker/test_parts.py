@@ -39,8 +39,9 @@ from transformers.training_args import OptimizerNames  # noqa: E402
 from transformers.utils.deprecation import deprecate_kwarg  # noqa: E402
 
 from pytest_llmperf.observe import device, environment, measurement  # noqa: E402
-from pytest_llmperf.observe.measurement import Clock, Diary, Exchange, Memory  # noqa: E402
+from pytest_llmperf.observe.measurement import Clock, Diary, Memory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
+from pytest_llmperf.observe.training import Exchange  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface import trainer  # noqa: E402
