@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -276,7 +277,7 @@ class Numbered(NamedTuple):
         return f"launch {self.number}/{self.launches}"
 
 
-def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None = "utf-8") -> str:
+def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None) -> str:
     """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures."""
     room = max(width - 1, 0)
     name, tail, phase = one_line(launch.spec_id, encoding), "", _phase(progress)
@@ -322,7 +323,8 @@ class LaunchLines:
         if self._write is not None:
             if self._drawn_at is None or now - self._drawn_at >= 1 / _UPDATES_PER_SECOND:
                 # Asked now and not at the start: the window may have been resized.
-                line = live_line(self._launch, progress, now - self._start, shutil.get_terminal_size().columns)
+                width, encoding = shutil.get_terminal_size().columns, getattr(sys.__stdout__, "encoding", None)
+                line = live_line(self._launch, progress, now - self._start, width, encoding)
                 self._write(f"\r{line}\x1b[K")
                 self._drawn_at = now
         elif not self._is_told:

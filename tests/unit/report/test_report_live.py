@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 
 import pytest
@@ -19,15 +20,15 @@ TRAINING = Progress(phase="training", step=12, steps=40, tokens_per_second=71783
 
 
 def test_a_wide_terminal_shows_everything(golden: Golden) -> None:
-    golden(live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14.9, 120))
+    golden(live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14.9, 120, "utf-8"))
 
 
 def test_the_id_gives_way_first_and_in_its_middle(golden: Golden) -> None:
-    golden(live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14.9, 80))
+    golden(live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14.9, 80, "utf-8"))
 
 
 def test_a_phase_before_training_stands_for_the_steps() -> None:
-    line = live_line(Numbered(SPEC_ID, 1, 1), Progress(phase="importing"), 3.2, 120)
+    line = live_line(Numbered(SPEC_ID, 1, 1), Progress(phase="importing"), 3.2, 120, "utf-8")
     assert line == f"{SPEC_ID}  launch 1/1  importing  3 s"
 
 
@@ -45,11 +46,11 @@ FIRST = Progress(phase="training", step=0, steps=40, phase_seconds=12.4, compile
     ],
 )
 def test_a_first_step_that_takes_long_says_what_it_does(progress: Progress, told: str) -> None:
-    assert live_line(Numbered(SPEC_ID, 1, 1), progress, 14.9, 120) == f"{SPEC_ID}  launch 1/1  {told}  14 s"
+    assert live_line(Numbered(SPEC_ID, 1, 1), progress, 14.9, 120, "utf-8") == f"{SPEC_ID}  launch 1/1  {told}  14 s"
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:
-    line = live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, 80, encoding="ascii")
+    line = live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, 80, "ascii")
     assert line.isascii()
     assert "..." in line
 
@@ -68,14 +69,14 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     st.integers(0, 200),
 )
 def test_a_live_line_is_shorter_than_the_terminal(spec_id: str, progress: Progress, seconds: float, width: int) -> None:
-    line = live_line(Numbered(spec_id, 1, 3), progress, seconds, width)
+    line = live_line(Numbered(spec_id, 1, 3), progress, seconds, width, "utf-8")
     assert len(line) <= max(width - 1, 0)
     assert len(line.splitlines()) <= 1
 
 
 @pytest.mark.parametrize("width", range(20, 130))
 def test_the_step_outlives_the_other_figures(width: int) -> None:
-    assert "step 12/40" in live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, width)
+    assert "step 12/40" in live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, width, "utf-8")
 
 
 def test_a_log_gets_two_lines(golden: Golden) -> None:
@@ -123,7 +124,13 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
 def test_the_line_is_rewritten_in_place_and_cleared(screen: Screen) -> None:
     screen.lines.update(TRAINING)
     screen.lines.finished(launch_of(2))
-    assert screen.written == [f"\r{live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 0.0, 80)}\x1b[K", "\r\x1b[K"]
+    assert screen.written == [f"\r{live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 0.0, 80, 'utf-8')}\x1b[K", "\r\x1b[K"]
+
+
+def test_a_terminal_is_written_what_it_can_show(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.__stdout__", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    screen.lines.update(TRAINING)
+    assert b"..." in screen.written[0].encode("latin-1")
 
 
 def test_updates_are_at_most_five_a_second(screen: Screen) -> None:
