@@ -28,7 +28,7 @@ _ENDLESS = 10_000_000
 class SpecCases:
     def __init__(self, caller: Caller) -> None:
         self._caller, self._run, self._settings = caller, caller.run, caller.run.settings
-        self._recorder, self._runner = Recorder(caller), Runner(caller)
+        self.recorder, self.runner = Recorder(caller), Runner(caller)
 
     def measure(self, spec: Spec) -> tuple[Launch, ...]:
         """As many launches of ``spec`` as the run asks for; where nothing is launched, there is no going on without."""
@@ -41,13 +41,13 @@ class SpecCases:
             findings.cut = True
             raise CannotRunError(withheld)
         with failures(self._caller, case):
-            return tuple(self._runner.record(spec, number) for number in range(1, wanted + 1))
+            return tuple(self.runner.record(spec, number) for number in range(1, wanted + 1))
 
     def soak(self, spec: Spec, minutes: float) -> Concluded:
         """Judge so many minutes of ``spec`` against themselves."""
         spec = within(spec, self._run.rootdir)
         case = Case.soaked(spec, minutes)
-        return self._concluded(case, 1, partial(self._soaked, case, spec, 60 * minutes))
+        return self.concluded(case, 1, partial(self._soaked, case, spec, 60 * minutes))
 
     def _soaked(self, case: Case, spec: Spec, seconds: float) -> Concluded:
         """Ctrl-C ends it, and what was seen by then is a result too."""
@@ -79,7 +79,7 @@ class SpecCases:
         if self._settings.static:  # how several GPUs share the work takes launches
             return StaticCheck(self._caller).check(spec)
         if (concluded := self._earlier(case)) is not None:
-            self._run.result_cache.add(Measured(spec, concluded.result, self._recorder.find(spec)))
+            self._run.result_cache.add(Measured(spec, concluded.result, self.recorder.find(spec)))
             return concluded
         if self._settings.against:
             return self._against(case, spec, scaled_from)
@@ -87,7 +87,7 @@ class SpecCases:
             return self._beside_baseline(case, spec, scaled_from)
 
     def _beside_baseline(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
-        caller, recorder, cache = self._caller, self._recorder, self._run.result_cache
+        caller, recorder, cache = self._caller, self.recorder, self._run.result_cache
         same = cache.same(spec)
         # By another test it may be recorded by now; a broken file is told before it costs GPU time.
         baseline = same.baseline if same else self._run.store.load(self._run.machine_kind, spec)
@@ -101,9 +101,9 @@ class SpecCases:
         if not same:
             recorder.prepare(spec, baseline)
         if caller.should_run_out:
-            return conclude(caller, case, Concluded(result=runs_out(caller, self._runner, spec)))
+            return conclude(caller, case, Concluded(result=runs_out(caller, self.runner, spec)))
         scaling = Scaling.of(caller, recorder, spec, scaled_from)
-        comparison = BaselineComparison(caller, self._runner, spec, same.result.launches if same else (), scaling)
+        comparison = BaselineComparison(caller, self.runner, spec, same.result.launches if same else (), scaling)
         judge = partial(comparison.run, is_recorded=is_recorded)
         result = judge(baseline)
         if same:
@@ -123,14 +123,14 @@ class SpecCases:
             raise CaseFailedError(f"{spec.id}: --perf-against {self._settings.against} {why}")
 
         def environments() -> Concluded:
-            scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)
+            scaling = Scaling.of(self._caller, self.recorder, spec, scaled_from)
             result = PairedComparison(self._caller, spec).environments(case, scaling.joined if scaling else None)
             self._run.result_cache.add(Measured(spec, result, None))
             return Concluded(result=result, held_against=f"turns with {self._settings.against}")
 
         return self._asked(case, 2 * fewest_launches(self._settings.launches, spec), environments)
 
-    def _concluded(self, case: Case, launches: int, check: Callable[[], Concluded]) -> Concluded:
+    def concluded(self, case: Case, launches: int, check: Callable[[], Concluded]) -> Concluded:
         """What an earlier start of the job concluded of ``case``, or else this one."""
         return self._earlier(case) or self._asked(case, launches, check)
 
