@@ -17,7 +17,7 @@ from operator import mul
 from typing import TypeAlias
 
 from pytest_llmperf.analysis.formulas import peak_bandwidth, peak_flops
-from pytest_llmperf.analysis.likely_causes import CATEGORIES, likely_causes
+from pytest_llmperf.analysis.likely_causes import CATEGORIES, PATTERNS, likely_causes
 from pytest_llmperf.analysis.step_difference import DATA, HOST, ORDER, parts_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep, Trace
@@ -41,17 +41,6 @@ _KIND, _MODEL, _SETTING, _DECIDES, _DOUBLED, _RATIO = 0.2, 12.0, 5.0, 5.0, 1.0, 
 
 _SIZES = "model micro_batch_size sequence_length gradient_accumulation_steps seed weights text split tokenizer"
 _NO_SETTINGS = frozenset({*_SIZES.split(), *DURATION.fields})
-_TYPES = "model_precision mixed_precision tf32 fp8"
-_DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
-    ORDER, frozenset(f"{_TYPES} attention liger liger_kernels torch_compile".split())
-) | {
-    MATRIX: frozenset(_TYPES.split()),
-    ATTENTION: frozenset(f"{_TYPES} attention sdpa_backend".split()),
-    OPTIMIZER: frozenset(f"{_TYPES} optimizer".split()),
-    COMMUNICATION: frozenset({"gpus", "parallelism"}),
-    HOST: frozenset(),
-    DATA: frozenset({"data"}),
-}
 # That so many are no further off is told; cases whose nearest is about as unlike judge one another, if so many.
 _INSIDE, _ALIKE, _FEWEST = 0.9, 2.5, 10
 # Products that take as long as a byte moved beside them (chips give 200 to 290 for one, some of it hidden), and where
@@ -162,7 +151,8 @@ class Case:
         longer = (self.tokens / other.tokens, self.spec.sequence_length / other.spec.sequence_length)
         far = _SETTING * len(differ) + _DOUBLED * sum(abs(math.log2(each)) for each in longer)
         far += _MODEL * (not self.is_of(other)) + _KIND * (self.kind != other.kind)
-        return {name: far + _DECIDES * len(differ & decide) for name, decide in _DECIDE.items()}
+        decided = {name: [*filter(one.fullmatch, differ)] for name, one in PATTERNS["decided by"].items()}
+        return {name: far + _DECIDES * len(fields) for name, fields in decided.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

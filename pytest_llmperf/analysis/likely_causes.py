@@ -99,22 +99,13 @@ def _recomputed(then: Rows, now: Rows) -> Iterator[str]:
         yield "forward kernels less often: activations are not recomputed as they were (gradient checkpointing)"
 
 
-# The first that fits: cuDNN's kernels are flash too.
-_ATTENTIONS = (
-    ("cuDNN", re.compile(r"cudnn")),
-    ("memory-efficient", re.compile(r"fmha_cutlass|MemEff|efficient_attention")),
-    ("flex", re.compile(r"flex")),
-    ("FlashAttention", re.compile(r"flash", re.IGNORECASE)),
-    ("eager", re.compile(r"softmax", re.IGNORECASE)),
-)
-
 # Products of fp32 as cuBLAS and CUTLASS name those that use no tensor core.
 _PLAIN = re.compile(r"simt_sgemm|(ampere|volta|maxwell|turing|hopper)_sgemm|f32f32_f32f32_f32|ffma", re.IGNORECASE)
 _MOST, _FEW = 0.5, 0.1
 
 
 def _other_kinds(then: Rows, now: Rows) -> Iterator[str]:
-    was, is_ = (_family(rows, ATTENTION, _ATTENTIONS) for rows in (then, now))
+    was, is_ = (_family(rows, ATTENTION, PATTERNS["attentions"]) for rows in (then, now))
     if was and is_ and was != is_:
         what = "attention is eager: products, a softmax, casts" if is_ == "eager" else f"attention by {is_} kernels"
         yield f"{what} (was {was})"
@@ -123,17 +114,10 @@ def _other_kinds(then: Rows, now: Rows) -> Iterator[str]:
         yield "matrix products in plain fp32, without tensor cores (TF32, autocast)"
     elif plain[1] < _FEW and plain[0] > _MOST:
         yield "matrix products on tensor cores, that were plain fp32 (TF32, autocast)"
-    was, is_ = (_family(rows, OPTIMIZER, _OPTIMIZERS) for rows in (then, now))
+    was, is_ = (_family(rows, OPTIMIZER, PATTERNS["optimizers"]) for rows in (then, now))
     if was and is_ and was != is_:
         yield f"the optimizer's step is {is_} (was {was})"
 
-
-# The first that fits: a slow path calls the single operators, and each has its norm of the gradients by lists.
-_OPTIMIZERS = (
-    ("fused", re.compile(r"Fused(Adam|Sgd|Optimizer)|_fused_(adam|sgd)", re.IGNORECASE)),
-    ("foreach", re.compile(r"multi_tensor\w*<.*Pointwise|_foreach_addc", re.IGNORECASE)),
-    ("one tensor at a time", re.compile(r"addcdiv|addcmul", re.IGNORECASE)),
-)
 
 # A function that somebody has written in Triton; inductor's kernels and those of libraries are named otherwise.
 _FUNCTION = re.compile(r"(?!triton_|nvjet|cudnn|fmha|nccl)(_[a-z]\w*|[a-z]\w*_kernel)$")
@@ -191,9 +175,9 @@ def _counts(rows: Rows) -> dict[str, float]:
     return dict(counts)
 
 
-def _family(rows: Rows, part: str, families: tuple[tuple[str, re.Pattern[str]], ...]) -> str:
+def _family(rows: Rows, part: str, families: Mapping[str, re.Pattern[str]]) -> str:
     names = [row.name for row in rows if category(row.kind, row.name) == part]
-    return next((family for family, pattern in families if any(pattern.search(name) for name in names)), "")
+    return next((family for family, pattern in families.items() if any(pattern.search(name) for name in names)), "")
 
 
 def _plain_share(rows: Rows) -> float:

@@ -226,13 +226,6 @@ def _names(before: Sequence[TraceRow], after: Sequence[TraceRow]) -> list[tuple[
 
 # Relevant differences: which of the things that are not as they were may have moved the parts of a step that moved.
 
-# What makes the same work take longer; all else that differs changes what is done, or nothing.
-_SLOWS_THE_SAME = re.compile(
-    r"launch_blocking|OMP_|MKL_|KMP_|alloc|debug|trac|profil|monitor|dev_?mode|hook|callback|driver|power|^gpu\b|nccl"
-    r"|slurm|ranks_per_node|data|loader|worker|collat|tf32|cpu|thread|sources|patched|\.pth$|preload|gc\b"
-    r"|^(torch|cuda|cudnn|triton)\b|cublas",
-    re.IGNORECASE,
-)
 # Less of what moved is no reason to look there.
 _LEAST_SHARE = 0.1
 
@@ -249,7 +242,7 @@ def relevant(lines: Sequence[str], difference: StepDifference) -> tuple[str, ...
 
 def _weight(line: str, difference: StepDifference) -> float:
     name = line.partition(": ")[0]
-    if difference.is_the_same_work and not _SLOWS_THE_SAME.search(name):
+    if difference.is_the_same_work and not PATTERNS["slows"]["the same work"].search(name):
         return 0.0
     moves = {part.name: abs(part.change) for part in difference.parts}
     least = _LEAST_SHARE * max(moves.values(), default=0.0)

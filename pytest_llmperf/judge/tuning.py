@@ -97,8 +97,8 @@ class Search:
         self.over(field)
         self._outside: tuple[list[float], ...] = ([], [], [], [])
         self.outcomes: dict[int, Outcome] = {}
-        self.excluded: set[int] = set()
-        """What needs no trial: it cannot fit, say."""
+        self.excluded, self.refused = set[int](), set[int]()
+        """What needs no trial, as it cannot fit; and what was refused, whatever it takes."""
         self._done: set[int] = set()
         self._begun: list[tuple[int, int]] = []
         """The places of those of the field's beginnings that were tried, and what was."""
@@ -134,7 +134,7 @@ class Search:
         return [number for number in range(len(self._field.choices)) if self._is_left(number)]
 
     def _is_left(self, number: int) -> bool:
-        return number not in self._done and number not in self.excluded
+        return not any(number in each for each in (self._done, self.excluded, self.refused))
 
     def as_large(self, number: int) -> list[int]:
         """It, and those that differ from it by a larger micro-batch alone."""
@@ -170,7 +170,9 @@ class Search:
         seconds = max(0.0, within(PLAIN))
         yield from (n for n in begun if _BEGINNING * self.outside(field.compiles[n]) <= seconds or not logs)
         if not logs:
-            yield from sorted((number for number in self.left if number), key=self._far)
+            failed = [self._shape(number) for number in self.outcomes]  # as it would with another micro-batch
+            order = sorted((number for number in self.left if number), key=self._far)
+            yield from sorted(order, key=lambda number: self._shape(number) in failed)
             return
         best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]

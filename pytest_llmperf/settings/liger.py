@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,27 @@ _KNOWN = shipped(__file__, "marks.ini")
 LOSS = "fused_linear_cross_entropy"
 
 
+@cache
+def _installed() -> Mapping[str, Collection[str]]:
+    """By family what the installed Liger replaces by itself, as its source says; empty where none is installed."""
+    found = find_spec("liger_kernel")
+    source = text_of(Path(str(found.origin)).with_name("transformers") / "monkey_patch.py") if found else ""
+    heads = re.findall(r"^def (\w+)\((.*?)\)", source, re.DOTALL | re.MULTILINE)
+    given = {name: re.findall(r"\b(\w+): bool = True", head) for name, head in heads}
+    table = source.partition("\nMODEL_TYPE_TO_APPLY_LIGER_FN = {")[2].partition("}")[0]
+    return {family: given.get(name, ()) for family, name in re.findall(r'"(\w+)": (\w+)', table)}
+
+
+def lacks_kernels(spec: TrainSpec) -> bool:
+    """Whether the installed Liger is known to have none for its family."""
+    return bool(_installed()) and spec.architecture.config["model_type"] not in _installed()
+
+
 def liger_kernels(spec: TrainSpec) -> tuple[str, ...]:
     """Those that ``liger_kernels="all"`` stands for, in Liger's order; none where that is not known of the family."""
     family = spec.architecture.config["model_type"]
     gate = next((name for name, families in _KNOWN["gates"].items() if family in families.split()), "")
-    chosen = {"rope", "rms_norm", gate, LOSS} if gate else set[str]()
+    chosen = _installed().get(family, ()) if _installed() else {"rope", "rms_norm", gate, LOSS} if gate else ()
     return tuple(kernel for kernel in LIGER_KERNELS if kernel in chosen)
 
 
@@ -49,11 +66,11 @@ def _clash(spec: TrainSpec) -> str | None:
 
 def _axis(base: TrainSpec, search: Search) -> Axis | None:
     """Off, all of them, all but each one, and the loss alone, which saves the most memory."""
-    if search.on_cpu:
+    if search.on_cpu or lacks_kernels(base):
         return None
     kernels = liger_kernels(base)
-    without = {f"without {one}": "+".join(each for each in kernels if each != one) for one in kernels}
-    chosen = {"all": "all"} | without | ({f"{LOSS} alone": LOSS} if kernels else {})
+    without = {f"without {one}": "+".join(each for each in kernels if each != one) for one in kernels if kernels[1:]}
+    chosen = {"all": "all"} | without | ({f"{LOSS} alone": LOSS} if LOSS in kernels else {})
     on = {name: {"liger": True, "liger_kernels": each} for name, each in chosen.items()}
     return Axis.of("liger", {"off": {"liger": False, "liger_kernels": "all"}, **on})
 

@@ -18,24 +18,15 @@ from pytest_llmperf.support.user_input import hint
 
 _CONFIGS = Path(__file__).parent / "configs"
 
-# What a configuration says about its file and not about the work it describes.
-_NOT_WORK = frozenset(
-    "_name_or_path architectures transformers_version torch_dtype dtype use_cache bos_token_id eos_token_id "
-    "pad_token_id pretraining_tp _attn_implementation".split()
-)
+_NAMES = shipped(__file__, "sizes.ini")
+_NOT_WORK = frozenset(" ".join(_NAMES["no work"].values()).split())
 
 # What no configuration says of them. Some have the arithmetic of the plain decoder, by sizes that must be told.
 _FAMILIES = shipped(__file__, "families.ini")
 _OF_THE_FORMULA = {name: section["needs"].split() for name, section in _FAMILIES.items() if "needs" in section}
 
-# Each size, under every name that a family gives it.
-_LAYERS = ("num_hidden_layers", "n_layer")
-_HIDDEN = ("hidden_size", "n_embd")
-_FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner")
-_HEADS = ("num_attention_heads", "n_head")
-_KEY_VALUE_HEADS = ("num_key_value_heads",)
-_HEAD_SIZE = ("head_dim",)
-_VOCABULARY = ("vocab_size",)
+_SIZES = tuple(tuple(names.split()) for names in _NAMES["sizes"].values())
+_LAYERS, _HIDDEN, _FEED_FORWARD, _HEADS, _KEY_VALUE_HEADS, _HEAD_SIZE, _VOCABULARY = _SIZES
 
 
 def _first(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:

@@ -366,10 +366,10 @@ def recipes(base: TrainSpec, may: Collection[str]) -> tuple[tuple[Mapping[str, A
     none."""
     layers = {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "default"}
     fused_step = {"optimizer": "adamw_torch_fused"}
-    if not liger_kernels(base):
+    if not (kernels := liger_kernels(base)):
         whole = {**layers, "torch_compile_scope": "model", **fused_step}
         return ({**layers, **fused_step},), tuple({**whole, "attention": one} for one in ("flash_attention_2", "sdpa"))
-    loss = {"liger": True, "liger_kernels": LOSS} if "liger_kernels" in may else {"liger": False}
+    loss = {"liger": True, "liger_kernels": LOSS} if "liger_kernels" in may and LOSS in kernels else {"liger": False}
     plain = {"torch_compile": False, "liger": True, "liger_kernels": "all"}
     return ({**plain, **fused_step},), ({**layers, **loss, **fused_step},)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pytest_llmperf.settings import arguments, lora, models, registry
 from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles, lacks_rows, resolve_text, resolve_tokenizer
-from pytest_llmperf.settings.liger import hub_kernels
+from pytest_llmperf.settings.liger import hub_kernels, lacks_kernels
 from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
@@ -283,11 +283,10 @@ def _type_problems(spec: TrainSpec) -> Iterator[str]:
 def known_failure(spec: TrainSpec) -> str | None:
     """A line about what fails with today's versions: it is launched all the same, and its failure says so."""
     if spec.liger and spec.torch_compile and spec.torch_compile_scope == "model":
-        return (
-            "known: Liger under torch.compile fails with torch 2.11, triton 3.6 and liger-kernel 0.8.5 (seen at "
-            "micro-batch 37: Triton's CompilationError \"'float' object has no attribute 'to'\", and an illegal memory "
-            "access; at micro-batch 1 it trained)"
-        )
+        versions = "torch 2.11, triton 3.6 and liger-kernel 0.8.5"
+        return f"known: Liger under torch.compile fails with {versions} (at micro-batch 37; at 1 it trained)"
+    if spec.liger and lacks_kernels(spec):
+        return f"the installed Liger has no kernels for {spec.architecture.config['model_type']}"
     return None
 
 

@@ -7,17 +7,14 @@ import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
+from pytest_llmperf.support.files import shipped
+
 #: In place of a secret. Not a digest, in which a weak secret can be searched for.
 SET = "<set>"
 
-_WORDS = frozenset(
-    "AUTH BEARER COOKIE CREDENTIAL CREDENTIALS CREDS JWT KEY KEYS OAUTH PASS PAT PSK PWD SECRETS SIG SIGNATURE".split()
-)
-# People glue these to other words: XSECRET, PGPASSWORD, APIKEY. MONKEY and BYPASS are words of their own.
-_GLUED = re.compile(
-    r"(?:TOKENS?|SECRET|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|(?:ACCESS|API|AUTH|PRIVATE|SECRET|SSH)KEYS?"
-    r"|(?:DB|MAIL|PG|PROXY|SMTP|SSH|USER)PASS)$"
-)
+_READ = shipped(__file__, "secrets.ini")
+_WORDS, _OF_DATA = (frozenset(words.split()) for words in _READ["words"].values())
+_GLUED = re.compile(rf"(?:{'|'.join(_READ['glued'].values())})$")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 # Of tokens that a model knows: MAX_TOKENS=4096, pad_token_id=0.
@@ -28,15 +25,7 @@ _COUNTED = frozenset({"TOKENS", "KEYS", "ID", "IDS", "COUNT", "NUM"})
 _URL = re.compile(
     r"\b([a-z][a-z0-9+.-]*://)((?:(?<=http://)|(?<=https://))[^\s/?#'\"]+|[^\s/?#:'\"]*:[^\s/?#'\"]*)@", re.IGNORECASE
 )
-# As those who issue them mark them, so that they are found anywhere.
-_ISSUED = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
-    r"|sk-(?:[A-Za-z0-9]{20,}|(?=[\w-]*[A-Z])[\w-]{20,})|nvapi-[\w-]{20,}|wandb_v\d_\w{20,}|npm_[A-Za-z0-9]{30,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|AIza[\w-]{30,}|ya29\.[\w-]{20,}|dckr_pat_[\w-]{20,}"
-    r"|pypi-[\w-]{40,}|dapi[0-9a-f]{32}|r8_\w{30,}|SG\.[\w-]{16,}\.[\w-]{30,})"
-    r"|(?<=/services/)T\w+/B\w+/\w+|(?<=/webhooks/)\d+/[\w-]+"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*-----|\Z)"
-)
+_ISSUED = re.compile("|".join(_READ["issued"].values()))
 _BEARER = re.compile(r"\b((?:Bearer|(?i:authorization)[\"']?: ?[\"']?\w+)\s+|Basic\s+(?=[\w+/]*[0-9=]))[\w.~+/=-]{8,}")
 # name:password@host:port, as proxies are written.
 _PROXY = re.compile(r"(?<![\w/@:])([\w.-]+:)[^\s:@/]+(@[\w.-]+:\d+)\b")
@@ -49,17 +38,7 @@ _NAME = re.compile(
 _PAIR = re.compile(_NAME.pattern + _VALUE)
 _OPTION = re.compile(r"(?P<lead>(?<![\w-])--)(?P<name>[A-Za-z][\w-]*)(?P<between> +)(?![-=])" + _VALUE)
 _SHELL_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-# In prose and code other words are no secrets: key=lambda, pad_token='</s>'.
-_STRONG = re.compile(
-    r"(?:^|[_.-])(?:passw(?:or)?d|passphrase|secret|credentials?|(?:account|api|access|secret|private)[_-]?key"
-    r"|(?:access|api|auth|bearer|deploy|hf|hub|job|private|refresh|session)[_-]?token)$",
-    re.IGNORECASE,
-)
-# What else is called a token or a key: of a text, of a table.
-_OF_DATA = frozenset(
-    "AUDIO BOS CACHE CLS COLUMN END EOS FEATURE GROUP IMAGE INPUT LABEL MASK OUTPUT PAD PARTITION PRIMARY PROMPT SEP "
-    "SORT SPECIAL START STOP TEXT UNK VIDEO".split()
-)
+_STRONG = re.compile(rf"(?:^|[_.-])(?:{'|'.join(_READ['strong'].values())})$", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
 # Filled in by somebody else, or a token of a text: $HF_TOKEN, {token}, </s>, [PAD].
 _STANDS_FOR = ("$", "{", "<", "[", "%")

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,10 @@ from pytest_llmperf.records.learning import TrainingErrors
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
-from pytest_llmperf.run.tuning import tuner
+from pytest_llmperf.run.tuning import tuner, winner
 from pytest_llmperf.run.tuning.trials import Tried, Tuning
 from pytest_llmperf.run.tuning.tuner import MemoryForecast, Tuner
-from pytest_llmperf.run.tuning.winner import Final, proof_seconds
+from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, _longer, proof_seconds
 from pytest_llmperf.settings import space
 from pytest_llmperf.settings.space import ScriptSpace, Space, axes_of
 from pytest_llmperf.settings.spec import ScriptSpec
@@ -55,7 +56,7 @@ class World:
     def __init__(self) -> None:
         self.launched: list[Any] = []
         self.outcome: Callable[[TrainSpec], str] = lambda _: ""
-        """A kind of failure; empty where it trains."""
+        """A kind of failure, and its message; empty where it trains."""
         self.unsound: Callable[[TrainSpec], bool] = lambda _: False
         self.neighbours: Callable[[TrainSpec], tuple[str, ...]] = lambda _: ()
         """Others on the hardware, beside whom a step takes twice as long."""
@@ -81,13 +82,14 @@ class World:
         if isinstance(spec, ScriptSpec):
             return self._of_script(spec, self.script(spec))
         assert isinstance(spec, TrainSpec)
-        kind = self.outcome(spec)
+        kind, _, message = self.outcome(spec).partition(": ")
         if kind == "interrupt":
             raise KeyboardInterrupt
         neighbours = self.neighbours(spec)
         if kind:
             health = Health(foreign_processes=neighbours)
-            return Failure(kind=kind, message=f"it ended by {kind}", tail=(), folder="nowhere", health=health)
+            message = message or f"it ended by {kind}"
+            return Failure(kind=kind, message=message, tail=(), folder="nowhere", health=health)
         evidence = {"attention": "eager"} if self.unsound(spec) else {}
         seconds, peak = self.step_seconds(spec) * (2 if neighbours else 1), self.peak(spec)
         fake = Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence, foreign_processes=neighbours)
@@ -351,6 +353,51 @@ def test_a_choice_that_takes_a_trial_more_than_its_time_is_tried_no_third_time(e
     world.outcome = lambda spec: "timeout" if spec.attention == "eager" else ""
     tuning = _tuned(engine, axes={name: AXES[name] for name in ("attention", "optimizer", "micro_batch_size")})
     assert 1 <= sum(one.trial.kind == "timeout" for one in tuning.tried) <= 2
+
+
+_NO_SDPA = "llama has no attention='sdpa' in transformers 5, expected 'eager': use attention='eager'"
+
+
+@pytest.mark.parametrize("most", [14, 20_000])
+def test_a_value_that_a_launch_refuses_is_launched_once(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Of a large space, too, of which more is looked at later."""
+    best = _best(world, lambda spec: spec.attention == "eager")
+    monkeypatch.setattr(space, "MOST", most)
+    world.outcome = lambda spec: f"refused: {_NO_SDPA}" if spec.attention == "sdpa" else ""
+    tuning = _tuned(engine)
+    assert [one.spec for one in tuning.tried if one.trial.failure] == [BASE]
+    assert tuning.winner == best
+    assert 0 < tuning.refused[_NO_SDPA] <= 23
+    assert tuning.too_large == 0
+
+
+def test_what_fails_whatever_its_micro_batch_does_not_take_the_time_of_all_sizes(engine: Engine, world: World) -> None:
+    world.outcome = lambda spec: "error" if spec.attention == "sdpa" else ""
+    tuning = _tuned(engine)
+    assert tuning.winner is not None
+    failed = [one.spec for one in itertools.takewhile(lambda one: one.trial.failure, tuning.tried)]
+    assert len(failed) == len({replace(spec, micro_batch_size=1) for spec in failed})
+
+
+def test_where_nothing_trained_in_its_time_it_says_so(engine: Engine, world: World, golden: Golden) -> None:
+    def outcome(_: TrainSpec) -> str:
+        time.sleep(0.1)
+        return "error"
+
+    world.outcome = outcome
+    tuning = _tuned(engine, seconds=0.5)
+    assert tuning.winner is None
+    assert tuning.left
+    golden(tuning.ended)
+
+
+def test_the_lowest_memory_is_looked_for_where_settings_ask_for_the_least(engine: Engine, world: World) -> None:
+    tuning = _tuned(engine, objective="memory")
+    least = replace(BASE, micro_batch_size=1, gradient_checkpointing=True)
+    assert [one.spec for one in tuning.tried[:2]] == [BASE, least]
+    assert max(one.spec.micro_batch_size for one in tuning.tried[:8]) <= BASE.micro_batch_size
 
 
 def test_in_a_short_search_what_is_compiled_is_tried_and_what_times_kernels_is_not(
@@ -618,6 +665,49 @@ def test_what_would_compile_for_a_minute_takes_no_turns_in_the_time_of_the_proof
     Final(engine.caller(gpus=1), found, time.monotonic() + left, lambda _: None).decide([winner], lambda _: True)
     compiled = [other for other, _ in found.compared if other.torch_compile]
     assert bool(compiled) is has_turns
+
+
+@pytest.mark.parametrize(
+    ("against", "updated", "shown", "ends_as"),
+    [
+        ("", "", 2, "fast"),
+        ("", "", 1, "slow"),
+        ("it is wrong", "", 2, "slow"),
+        ("", "recorded", 2, "slow"),
+        ("a tie", "", 2, "slow"),
+    ],
+    ids=["it is proved", "no time for its proofs", "its proofs disprove it", "another was recorded", "no better"],
+)
+def test_what_time_the_proofs_have_left_goes_to_turns_whose_winner_is_proved_too(
+    engine: Engine,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    against: str,
+    updated: str,
+    shown: int,
+    ends_as: str,
+) -> None:
+    """Its proofs keep all of the time, and take little of it."""
+    final, _, fast, slow = _two_in_turns(engine)
+    found, cases = final._found, list[Any]()
+    found.rivals, world.proves = [fast], True
+    if against == "a tie":
+        world.step_seconds = lambda spec: 0.1 - 1e-5 * (spec == _longer(fast))  # type: ignore[method-assign]
+
+    def disproof(_: Final, name: str, spec: Any) -> str:
+        if name == "case" and len(cases) < shown:
+            cases.append(spec)
+            found.case = SimpleNamespace(result=SimpleNamespace(updated=updated), of=spec)  # type: ignore[assignment]
+        return against if spec == fast else ""
+
+    monkeypatch.setattr(Final, "_disproof", disproof)
+    monkeypatch.setattr(winner, "proof_seconds", lambda *_: math.inf)
+    final.decide([slow, fast], lambda _: True)
+    assert found.winner == {"fast": fast, "slow": slow}[ends_as]
+    assert found.case is not None
+    assert vars(found.case)["of"] == found.winner
+    is_told = ends_as == "fast" or against == "a tie"
+    assert (len(found.rivals), len(found.notes)) == ((0, 0) if is_told else (1, 1))
 
 
 def test_what_turns_do_not_tell_apart_is_a_tie_and_what_they_do_is_none(engine: Engine, world: World) -> None:
@@ -1122,6 +1212,15 @@ class TestScripts:
             self._tuned(engine, 'batch = [1, 2]\nflag = ["--broken", ""]\n')
         golden(refused.value)
         assert len(world.launched) == 1
+
+    def test_what_its_case_is_refused_for_is_no_fault_of_the_fastest(self, engine: Engine, world: World) -> None:
+        """It ends after fewer steps than are measured, say, as others would."""
+        self._world(world)
+        plain, world.proves = world.script, True
+        world.script = lambda spec: replace(plain(spec), fail="refused") if spec.steps > FULL_STEPS else plain(spec)
+        found = self._tuned(engine, 'batch = [8, 16]\nflag = ["--fused"]\n')
+        assert (found.winner.micro_batch_size, found.case, found.unsound) == (16, None, [])
+        assert any("by refused" in note for note in found.notes)
 
     def test_one_that_fails_later_is_a_trial_like_others(self, engine: Engine, world: World) -> None:
         self._world(world)

@@ -22,9 +22,10 @@ from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, as_on_gpu
 from pytest_llmperf.worker.settings.liger import liger_forwards, liger_functions, liger_kernels
 
 CHOICES = {
-    "rope": (["rope"], []),
-    "rms_norm+swiglu": ([], ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward"]),
-    "fused_linear_cross_entropy": ([], ["lce_forward"]),
+    "llama-tiny rope": (["rope"], []),
+    "llama-tiny rms_norm+swiglu": ([], ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward"]),
+    "llama-tiny fused_linear_cross_entropy": ([], ["lce_forward"]),
+    "mixtral-tiny rms_norm+swiglu": ([], ["LigerExperts.forward", "LigerRMSNorm.forward"]),
 }
 STEPS = {
     "llama-tiny": ["LigerFusedLinearCrossEntropyFunction"],
@@ -32,9 +33,10 @@ STEPS = {
 }
 
 
-def patched(kernels: str) -> list[Any]:
+def patched(words: str) -> list[Any]:
     """Its functions and its forwards."""
-    spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
+    name, kernels = words.split()
+    spec = TrainSpec(model=name, liger=True, liger_kernels=kernels)
     model = build_model(spec, spec.architecture.config, torch.device("cpu"))
     apply_liger_kernel(model, liger_kernels(spec))
     return [liger_functions(model), sorted(set(liger_forwards(model)))]

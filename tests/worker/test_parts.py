@@ -223,11 +223,12 @@ def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
         assert "no Liger kernels supported for model type: opt" in seen(mock.Mock(model=model)).liger_note
 
 
-@pytest.mark.parametrize("kernels", CHOICES)
-def test_a_choice_of_ligers_kernels_is_what_is_patched(ligered: Mapping[str, list[Any]], kernels: str) -> None:
-    functions, forwards = CHOICES[kernels]
-    assert ligered[kernels] == [functions, forwards]
-    spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
+@pytest.mark.parametrize("words", CHOICES)
+def test_a_choice_of_ligers_kernels_is_what_is_patched(ligered: Mapping[str, list[Any]], words: str) -> None:
+    functions, forwards = CHOICES[words]
+    assert ligered[words] == [functions, forwards]
+    name, kernels = words.split()
+    spec = TrainSpec(model=name, liger=True, liger_kernels=kernels)
     ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
     assert [*contradictions(spec, Evidence.read(ran), frozenset())] == []
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -20,10 +21,12 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles, unlearnt
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.ranks import RefusedError
 from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.registry import Evidence, contradictions
 from pytest_llmperf.worker.build import build_model
-from pytest_llmperf.worker.settings import Training
+from pytest_llmperf.worker.recipes.huggingface import small_trainer
+from pytest_llmperf.worker.settings import Training, liger
 from pytest_llmperf.worker.settings.liger import _revision, _watched
 from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank
@@ -396,6 +399,33 @@ class TestHubKernels:
         assert _revision(plain / "build" / "cpu" / "rmsnorm", "rmsnorm")[1] == revised(plain)[1]
         (plain / "torch-cpu" / "layers.py").write_text("", encoding="utf-8")
         assert revised(plain)[1].endswith("-dirty")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("Expected to have finished reduction: which did not receive grad for rank 0: 1 2 99", "2 of 20 weights"),
+        ("element 0 of tensors does not require grad and does not have a grad_fn", "20 of 20 weights"),
+    ],
+)
+def test_a_small_training_names_the_kernel_without_a_backward_pass(
+    error: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TrainSpec(model="llama-tiny", hub_kernels={"LlamaRMSNorm": f"{KERNELS}:LlamaRMSNorm"}, sequence_length=32)
+    fails = SimpleNamespace(train=mock.Mock(side_effect=RuntimeError(error)), get_decay_parameter_names=lambda _: [])
+    fails.args = SimpleNamespace(bf16=True, deepspeed=None)
+
+    def trainer_of(_kind: Any, _spec: Any, model: Any, *_: Any, **__: Any) -> Any:
+        fails.model = model
+        return fails
+
+    monkeypatch.setattr(small_trainer, "training_arguments", lambda *_: fails.args)
+    monkeypatch.setattr(small_trainer, "trainer_of", trainer_of)
+    monkeypatch.setattr(liger, "PREPARE", lambda *_: None)  # whatever its layers are
+    with pytest.raises(RefusedError) as refusal:
+        small_trainer.train_small(spec, spec.architecture.config, tmp_path, torch.device("cpu"))
+    assert str(refusal.value).startswith(f"llama: {said}")
+    assert str(refusal.value).endswith(f"of hub_kernels={spec.hub_kernels}")
 
 
 def witnessed(spec: TrainSpec) -> Any:

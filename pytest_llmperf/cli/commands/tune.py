@@ -168,13 +168,13 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
 
 # What a search has found: a page for people, a document for programs, a test that holds it; and lines meanwhile. The
 # page has so many reasons, the document all.
-_MOST = 8
+_MOST, _AS_PLAIN = 8, "; what is compiled is predicted as plain"
 
 
 def page(tuning: Tuning, *, on_cpu: bool = False) -> Iterator[str]:
     yield from _winner(tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
     counts = (
-        (tuning.too_large, "of those looked at do not fit"),
+        (tuning.too_large, f"of those looked at do not fit{_AS_PLAIN * bool(tuning.limit_bytes)}"),
         (tuning.left, "promised too little, or no time was left for them"),
         (tuning.unseen, "more were not looked at: the space is searched in a sample of it"),
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, WHOLE, Field, Outcome, Search
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, WHOLE, Beliefs, Field, Outcome, Search
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
@@ -107,6 +107,9 @@ def begun_by(space: Space, numbers: Mapping[Spec, int], best: Spec | None, *, wa
 def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True, on_cpu: bool = False) -> Field:
     """The ``specs`` of ``space`` as they are searched; ``spares_memory``: nothing else is worth recomputing."""
 
+    numbers = {spec: number for number, spec in enumerate(specs)}
+    follows = begun_by(space, numbers, None, wastes=False) if spares_memory and not on_cpu else ()
+
     def waste(spec: Spec) -> float:
         if not isinstance(spec, TrainSpec):
             return 0.0
@@ -125,11 +128,12 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
         compiles=[compiles(spec) for spec in specs],
         wastes=[waste(spec) for spec in specs],
         scales=space.scales,
-        beginnings=begun_by(space, {spec: number for number, spec in enumerate(specs)}, None, wastes=False)
-        if spares_memory and not on_cpu
-        else (),
+        beginnings=follows if spares_memory else [[numbers[by_settings(specs)]]],
     )
 
+
+# How a launch refuses a value that no model of the family has, whatever else a configuration chooses.
+_LACKS = re.compile(r" has no .*?\b(\w+)='(\w+)'")
 
 #: Is told what is found, what is done next in words (empty: a trial has ended), and the seconds left.
 Watch = Callable[[Tuning, str, float], None]
@@ -142,6 +146,8 @@ class Tuner:
         self._caller, self._run, self._found, self._watch = caller, caller.run, found, watch
         self._specs: Sequence[Spec] = ()
         self._numbers: dict[Spec, int] = {}
+        self._lacking: dict[tuple[str, str], str] = {}
+        """Why, of the fields and values that launches refused."""
         self._beside: Spec | None = None
         """The best beside which was looked last."""
         self._held: Tried | None = None
@@ -161,7 +167,8 @@ class Tuner:
             found.begun_at, self._numbers = specs[0], {spec: at for at, spec in enumerate(specs)}
             self._field_of = partial(field_of, found.space, spares_memory=spares, on_cpu=on_cpu)
             self._field = self._field_of(specs)
-            self._search, self._specs = Search(self._field, STEPS), specs
+            beliefs = Beliefs() if spares else Beliefs(fixed=0.0)  # of memory more is no less
+            self._search, self._specs, self._follows = Search(self._field, STEPS, beliefs), specs, spares and not on_cpu
             self._find(trials)
         except KeyboardInterrupt:
             found.ended = "interrupted"
@@ -175,8 +182,8 @@ class Tuner:
             if not found.left and all(one.trial.is_too_large for one in found.tried):
                 least = by_settings(self._specs)
                 found.least = least, self._forecast.peaks.get(least, 0)
-        if not found.ended and not found.tried and found.left:
-            found.ended = "its time was over before anything was found that fits"
+        if not found.ended and found.left and not any(one.trial.is_measured for one in found.tried):
+            found.ended = f"its time was over before anything was found that {'trains' if found.tried else 'fits'}"
         if trials.unkept:
             found.notes.append(f"its trials are not kept, and the next search makes them anew ({trials.unkept})")
         found.seconds = time.monotonic() - begun
@@ -265,6 +272,8 @@ class Tuner:
             error = math.hypot(scatter, trial.step_error) if objective.is_of_time else 0.0
             log, is_spoilt = objective.log_of(trial), bool(trial.disturbances)
             search.tell(number, Outcome(log, trial.step_seconds, outside, error, is_spoilt))
+            if trial.kind == "refused" and (named := _LACKS.search(trial.failure)):
+                self._refuse(named[1], named[2], trial.failure)
         # Who else computes on a CPU is not seen, and a trial may be anything: turns are asked of the next ones anyway.
         order = search.in_order()
         close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu and objective.is_of_time else 0]}
@@ -272,7 +281,7 @@ class Tuner:
         if tried.was_kept:  # it may have been the best of its time
             self._look_beside(tried.spec)
         if (best := self._found.winner) is not None and best != self._beside:
-            self._beside, recipes = best, self._found.space.recipes(best) if any(self._field.beginnings) else ()
+            self._beside, recipes = best, self._found.space.recipes(best) if self._follows else ()
             self._look_beside(best, *chain(*recipes))
             if recipes:
                 wastes = self._field.wastes[self._numbers[best]] > 0
@@ -280,6 +289,13 @@ class Tuner:
                 self._field = replace(self._field, beginnings=begun)
                 search.over(self._field)
         self._tell("")
+
+    def _refuse(self, name: str, value: str, why: str) -> None:
+        """Nothing that has this ``value`` is launched again."""
+        self._lacking[name, value] = why
+        alike = {number for number in self._search.left if getattr(self._specs[number], name, None) == value}
+        self._found.refused[why] += len(alike)
+        self._search.refused |= alike
 
     def _look_beside(self, spec: Spec, *others: Spec) -> None:
         """Search what differs from ``spec`` by one choice, and ``others``, too where the candidates are a sample of a
@@ -326,7 +342,8 @@ class Tuner:
 
     def _why_not(self, spec: Spec) -> tuple[bool, str]:
         """Whether this machine can run it, and why it is not tried."""
-        if why := self._caller.why_not(spec) or (isinstance(spec, TrainSpec) and lacks_rows(spec)) or "":
+        lacking = (why for (name, value), why in self._lacking.items() if getattr(spec, name, None) == value)
+        if why := self._caller.why_not(spec) or (isinstance(spec, TrainSpec) and lacks_rows(spec)) or next(lacking, ""):
             return False, why
         return True, (isinstance(spec, TrainSpec) and known_failure(spec)) or ""
 
@@ -334,6 +351,8 @@ class Tuner:
         """The seconds that one more trial, which compiles so much, may take before the end: turns with rivals, if any,
         and proofs."""
         left, found, needed = self._until - time.monotonic(), self._found, 0.0
+        if found.tried and found.winner is None:
+            return left
         if found.winner is not None and (trial := found.trial_of(found.winner)) is not None:
             each, rivals = self._search.outside(compiles(found.winner)) + FULL_STEPS * trial.step_seconds, found.rivals
             needed = (1 + len(rivals[:RIVALS])) * bool(rivals) * each + proof_seconds(found.winner, each)

@@ -71,6 +71,8 @@ class Final:
         self._tell_rivals_apart()
         self._kept = 0.0
         self._prove([found.winner, *(spec for spec in ranked if spec != found.winner)][:_WINNERS])
+        if found.case is not None and not found.unsound:
+            self._spend_what_is_left(found.case)
 
     def _tell_rivals_apart(self, most_rounds: float = math.inf) -> None:
         """By rounds of turns of the winner with its closest rivals, until none is left or no time."""
@@ -148,14 +150,36 @@ class Final:
         """The first of ``ranked`` that its proofs do not disprove."""
         found = self._found
         for winner in ranked:
-            self._compare(winner)
-            proofs = ("case",) if winner.is_script else ("parity", "case")
-            if not (disproof := next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")):
+            if not (disproof := self._disproved(winner)):
                 return
             found.notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
             found.unsound, found.parity, found.case = [*found.unsound, winner], None, None
         found.notes.append("none of the fastest configurations is sound")
         found.winner = None
+
+    def _spend_what_is_left(self, case: Concluded) -> None:
+        """In turns that are not decided. One that they show to be better is the winner if it is proved as well."""
+        found, proven, why = self._found, self._found.winner, "that is not shown, and proved, so far"
+        parity = found.parity
+        try:
+            self._tell_rivals_apart()
+            turns = found.compared.get((proven, found.winner))
+            if turns is not None and turns.verdict == "second" and not case.result.updated:
+                why = self._disproved(found.winner) or why * (found.case is None)
+        finally:
+            if (ahead := found.winner) != proven and why:
+                found.parity, found.case = parity, case
+                self._compare(proven)
+                if found.compared[ahead, proven].verdict != "tie":
+                    found.notes.append(f"{ahead.id} was ahead in turns, and is no winner: {why}")
+                    found.rivals.append(ahead)
+
+    def _disproved(self, winner: Any) -> str:
+        """What its proofs, as far as there is time for them, say against it."""
+        self._compare(winner)
+        self._found.parity = self._found.case = None
+        proofs = ("case",) if winner.is_script else ("parity", "case")
+        return next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")
 
     def _disproof(self, name: str, winner: Any) -> str:
         """Why a configuration is unsound, as far as there is time; empty of one that is sound, as a new case is, or one
@@ -173,7 +197,8 @@ class Final:
         except (CannotRunError, CaseFailedError) as error:
             why = f"{words}: {str(error).splitlines()[0]}"
             is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
-            if isinstance(error, DidNotTrainError) and not is_over:
+            # What is refused of a command that has trained is how it is measured: its steps are too few, say.
+            if isinstance(error, DidNotTrainError) and not is_over and (error.may_train_again or not winner.is_script):
                 return why
             self._found.notes.append(f"too little time was left for {words}" if is_over else why)
             return ""

@@ -16,6 +16,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from pytest_llmperf.support.files import shipped
+
 # A driver that wakes up, on a host of many GPUs.
 _ASK_SECONDS = 120.0
 
@@ -175,14 +177,7 @@ def snapshot(driver: Any) -> Devices:
     return devices
 
 
-# Source: cuda.h, CUdevice_attribute; the names are those of torch's properties.
-_ATTRIBUTES: Mapping[str, int] = (
-    {"major": 75, "minor": 76, "warp_size": 10, "is_integrated": 18, "is_multi_gpu_board": 84}
-    | {"multi_processor_count": 16, "max_threads_per_multi_processor": 39, "max_threads_per_block": 1}
-    | {"regs_per_multiprocessor": 82, "shared_memory_per_block": 8, "shared_memory_per_block_optin": 97}
-    | {"shared_memory_per_multiprocessor": 81, "L2_cache_size": 38, "memory_bus_width": 37}
-    | {"clock_rate": 13, "memory_clock_rate": 36, "pci_bus_id": 33, "pci_device_id": 34, "pci_domain_id": 50}
-)
+_ATTRIBUTES = {name: int(number) for name, number in shipped(__file__, "attributes.ini")["cuda.h"].items()}
 
 if __name__ == "__main__":
     sys.stdout.write(f"{json.dumps(snapshot(_driver()))}\n")

@@ -223,6 +223,11 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         assert line in text
 
 
+def test_where_memory_was_predicted_the_page_says_of_what_is_compiled_how() -> None:
+    lines = [[line for line in page(_tuning(limit_bytes=limit)) if "do not fit" in line] for limit in (0, 2**30)]
+    assert ["compiled" in line for (line,) in lines] == [False, True]
+
+
 @pytest.mark.parametrize(("log", "verdict"), [(-0.2877, "second"), (0.0, "tie")])
 def test_of_turns_that_have_not_decided_it_neither_page_nor_document_has_a_verdict(
     log: float, verdict: str, golden: Golden

@@ -148,10 +148,19 @@ def test_two_choices_that_fail_together_keep_neither_from_the_best() -> None:
 
 
 def test_before_anything_trained_no_choice_is_to_blame() -> None:
-    begins = _number(size="4")
+    begins = _number(size="4", norm="on")
     search = Search(Field(**{**vars(FIELD), "beginnings": [[begins]]}), steps=7)
     _tell(search, 0, log=None)
     assert next(search.promising(lambda _: 600.0)) == begins
+
+
+def test_what_failed_is_tried_with_another_micro_batch_after_all_else() -> None:
+    search = Search(FIELD, steps=7)
+    _tell(search, 0, log=None)
+    order = [CHOICES[number] for number in search.promising(lambda _: 600.0)]
+    sizes = len({*FIELD.sizes})
+    assert {**order[0], "size": ""} != {**CHOICES[0], "size": ""}
+    assert [{**one, "size": ""} for one in order[1 - sizes :]] == [{**CHOICES[0], "size": ""}] * (sizes - 1)
 
 
 def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.settings import liger
 from pytest_llmperf.settings import space as spaces
 from pytest_llmperf.settings.setting import Axis
 from pytest_llmperf.settings.space import ScriptSpace, Space, axes_of, default_axes, read_axes
-from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 from tests.golden import Golden
 
 TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)
@@ -204,6 +208,79 @@ def _recipes_of(model: str) -> list[TrainSpec]:
         assert [*sizes] == [replace(spec, micro_batch_size=size) for spec in alike for size in largest_first]
         found += alike
     return found
+
+
+#: As the sources of Liger say it: of one family nothing fuses the loss.
+_PATCHES = """
+def apply_liger_kernel_to_llama(
+    rope: bool = True,
+    fused_linear_cross_entropy: bool = True,
+    model: PreTrainedModel = None,
+) -> None: ...
+
+
+def apply_liger_kernel_to_granite(
+    rope: bool = True, cross_entropy: bool = True, fused_linear_cross_entropy: bool = False, rms_norm: bool = True
+) -> None: ...
+
+
+def apply_liger_kernel_to_nemotron(relu_squared: bool = True, fused_linear_cross_entropy: bool = True) -> None: ...
+
+
+MODEL_TYPE_TO_APPLY_LIGER_FN = {
+    "llama": apply_liger_kernel_to_llama,
+    "granite": apply_liger_kernel_to_granite,
+    "nemotron": apply_liger_kernel_to_nemotron,
+}
+"""
+
+
+class TestInstalledLiger:
+    """What Liger replaces is what its own source says of the family."""
+
+    @pytest.fixture(autouse=True)
+    def installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        package = tmp_path / "liger_kernel"
+        (package / "transformers").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "transformers" / "monkey_patch.py").write_text(_PATCHES, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
+        liger._installed.cache_clear()
+        yield
+        liger._installed.cache_clear()
+
+    @staticmethod
+    def choices(model: str) -> list[str]:
+        base = TrainSpec(model=model, sequence_length=64)
+        found = [axis for axis in default_axes(base, on_cpu=False) if axis.name == "liger"]
+        return [choice.name for axis in found for choice in axis.choices]
+
+    @staticmethod
+    def config_of(folder: Path, family: str) -> str:
+        path = folder / f"{family}.json"
+        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}
+        path.write_text(json.dumps({"model_type": family, **sizes}), encoding="utf-8")
+        return str(path)
+
+    def test_a_family_without_kernels_is_never_tried_with_them(self) -> None:
+        assert self.choices("opt-1.3b") == []
+        failure = known_failure(TrainSpec(model="opt-1.3b", liger=True))
+        assert failure is not None
+        assert failure.endswith(" for opt")
+        assert known_failure(TrainSpec(model="llama-tiny", liger=True)) is None
+
+    def test_what_a_family_has_not_is_no_choice_and_in_no_recipe(self, tmp_path: Path) -> None:
+        model = self.config_of(tmp_path, "granite")
+        without = ["without rope", "without rms_norm", "without cross_entropy"]
+        assert self.choices(model) == ["off", "all", *without]
+        base = TrainSpec(model=model, sequence_length=64)
+        (first, *_), (compiled, *_) = Space(base, default_axes(base, on_cpu=False)).recipes()
+        assert (first.liger, first.torch_compile) == (True, False)
+        assert (compiled.liger, compiled.torch_compile) == (False, True)
+
+    def test_what_is_left_without_its_only_kernel_is_none(self, tmp_path: Path) -> None:
+        assert self.choices(self.config_of(tmp_path, "nemotron")) == ["off", "all", "fused_linear_cross_entropy alone"]
 
 
 def test_recipes_of_a_model_with_kernels_are_liger_and_a_compiler_with_its_loss_alone() -> None:

@@ -25,7 +25,7 @@ from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.worker.build import build_model, trainer_of, training_arguments
-from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
+from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer, explained
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, hidden_matrices
 from pytest_llmperf.worker.settings.precision import DTYPES
@@ -319,5 +319,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         trainer = trainer_of(SmallTrainer, spec, model, arguments, seen=seen, **given)
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
         seen.matrices = frozenset(map(plain_name, hidden_matrices(model)))
-        trainer.train()
+        try:
+            trainer.train()
+        except Exception as error:
+            raise explained(trainer, spec, error) from error
     return seen

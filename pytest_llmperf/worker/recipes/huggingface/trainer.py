@@ -67,7 +67,7 @@ def train(
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
     marks = StepMarks(observed, inspection)
     trainer = trainer_of(WatchedTrainer, spec, model, arguments, data=data, marks=marks)
-    failed = trainer.train_watched(alone=spec.gpus == 1)
+    failed = trainer.train_watched(spec)
     beat.enter("finishing")  # what follows is no part of the training
     later = Later(trace=observed.trace(failed))
     if inspection:
@@ -99,6 +99,27 @@ _UNREDUCED = re.compile(r"(?s)Expected to have finished reduction.*did not recei
 _SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
 
 
+def explained(trainer: Trainer, spec: TrainSpec, error: Exception) -> Exception:
+    """``error``, or what it means where it comes of weights that no step reaches, or of types that do not mix."""
+    model_type = trainer.model.config.model_type
+    types = sorted({str(parameter.dtype) for parameter in trainer.model.parameters()})
+    if _SEVERAL_TYPES.search(str(error)) and len(types) > 1 and not (trainer.args.bf16 or trainer.args.fp16):
+        return RefusedError(
+            f"{model_type} keeps weights in {' and '.join(types)}, and its code does not convert between them; "
+            "use mixed_precision='bf16'"
+        )
+    found = _UNREDUCED.search(str(error))
+    names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)] if found else []
+    if not (missing := missing or names * ("does not require grad" in str(error))):  # the loss itself comes of none
+        return error
+    usual = "a causal language model without parts for other input, and of kernels ones with a backward pass"
+    return RefusedError(
+        f"{model_type}: {len(missing)} of {len(names)} weights get no gradient from text (first: {missing[0]}); "
+        f"expected {f'a backward pass of hub_kernels={spec.hub_kernels}' if spec.hub_kernels else usual}"
+    )
+
+
 class WatchedTrainer(Trainer):
     """Tells of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
@@ -120,34 +141,15 @@ class WatchedTrainer(Trainer):
         """While its step runs."""
         return self._inspection if self._inspection and self._inspection.is_running else None
 
-    def train_watched(self, *, alone: bool) -> Exception | None:
+    def train_watched(self, spec: TrainSpec) -> Exception | None:
         """Train; where no other rank waits for this one, return what has ended a step that is not timed."""
         try:
             self.train()
         except Exception as error:
-            if not (alone and self._observed.measurement.is_over):
-                raise self._explained(error) from error
+            if not (spec.gpus == 1 and self._observed.measurement.is_over):
+                raise explained(self, spec, error) from error
             return error
         return None
-
-    def _explained(self, error: Exception) -> Exception:
-        """``error``, or what it means where it comes of weights that no step reaches, or of types that do not mix."""
-        model_type = self.model.config.model_type
-        types = sorted({str(parameter.dtype) for parameter in self.model.parameters()})
-        if _SEVERAL_TYPES.search(str(error)) and len(types) > 1 and not (self.args.bf16 or self.args.fp16):
-            return RefusedError(
-                f"{model_type} keeps weights in {' and '.join(types)}, and its code does not convert between them; "
-                "use mixed_precision='bf16'"
-            )
-        found = _UNREDUCED.search(str(error))
-        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)] if found else []
-        if not missing:
-            return error
-        return RefusedError(
-            f"{model_type}: {len(missing)} of {len(names)} weights get no gradient from text (first: {missing[0]}); "
-            "expected a causal language model without parts for other input, and of kernels ones with a backward pass"
-        )
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
