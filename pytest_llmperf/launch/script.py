@@ -169,6 +169,8 @@ class ScriptLaunch:
         evidence, traces = merged_evidence([each.evidence for each in ranks]), [each.trace for each in shares]
         if any(each.evidence.get("tokens") == "unknown" for each in ranks):  # a stage of a pipeline embeds none
             evidence["tokens"] = "unknown"
+        losses = next((each.losses for each in ranks if each.losses), ())  # of a pipeline its last stage knows them
+        evidence = {name: value for name, value in evidence.items() if name != "losses" or not losses}
         remarks = [*evidence.get("remarks", ())]
         if self.spec.end == "script" and (ended.timed_out or ended.returncode):
             how = "was ended at its time limit" if ended.timed_out else f"ended with {ended.returncode}"
@@ -182,7 +184,7 @@ class ScriptLaunch:
             "evidence": evidence | ({"tokens": self.spec.rate_unit} if self.spec.given_tokens else {}),
             "environment": replace(where, loaded=shares[0].loaded),
         }
-        launch = launch_of(self.spec, self.started_at, ranks[0], traces, **facts)
+        launch = launch_of(self.spec, self.started_at, replace(ranks[0], losses=losses), traces, **facts)
         write_text(self.folder / RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
         return replace(ended, returncode=0, timed_out=False)
 
@@ -327,6 +329,7 @@ def _written(here: Path, since: float) -> Iterator[str]:
 
 _NO_HOOK = (
     "no Python process of it loaded our hook (python -I, -E or -S, PYTHONPATH set anew, or a sitecustomize before ours)"
+    ": llmperf script --install-hook reaches these"
 )
 _OFFLINE = ("OfflineModeIsEnabled", "offline mode", "HF_HUB_OFFLINE")
 _ENDED = ("error", "killed", "never-started")
@@ -355,7 +358,7 @@ def explained(failure: Failure, ended: Ended, progress: Progress, lines: Sequenc
         else:
             how += " before its first optimizer step"
             is_unhooked = any(line.startswith("Traceback") for line in last) and not any(folder.glob("seen-*"))
-            why += f"; {_NO_HOOK}: llmperf script --install-hook reaches these" if is_unhooked else ""
+            why += f"; {_NO_HOOK}" if is_unhooked else ""
         message = f"{how}: {why or seen(folder)}"
     if any(word in line for line in last for word in _OFFLINE):
         message += "; launches are offline: env={'HF_HUB_OFFLINE': '0'} lets the script download"

@@ -272,8 +272,8 @@ class ScriptSpec(Spec):
             except ValueError as error:
                 yield f"{name}={command!r} cannot be split into words ({error})"
                 return
-            if shell := [word for word in words if word in _OF_A_SHELL]:
-                yield f"{name} has {shell[0]!r}, and no shell reads it; say cwd= for a folder, or bash -c 'one && two'"
+            if shell := [word for word in words if word in _OF_A_SHELL or re.match(r"[A-Za-z_]\w*=", words[0])]:
+                yield f"{name} has {shell[0]!r}, and no shell reads it; say cwd= or env=, or bash -c 'one && two'"
             if not words and name == "command":
                 yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
             for blank in sorted(blanks(command).difference(_FILLED)):

@@ -110,10 +110,6 @@ class Model:
                 self.counts_tokens, kind = True, ids.device.type
                 self.autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
 
-    @property
-    def num_parameters(self) -> int:
-        return sum(numel(p) for root in self.roots for p in root.parameters())
-
 
 def _identity(ids: torch.Tensor) -> object:
     """That of what ``ids`` holds, without keeping its memory; one of its own where that has none, as under vmap."""

@@ -44,10 +44,9 @@ def _listed(tensors: Any) -> list[Any]:
 
 def loss_of(roots: Any) -> torch.Tensor | None:
     """What a pass that begins from ``roots`` begins from, where that is one number."""
-    found = _listed(roots)
-    if len(found) != 1 or not isinstance(found[0], torch.Tensor):
+    root: Any = found[0] if len(found := _listed(roots)) == 1 else None
+    if not isinstance(root, torch.Tensor):
         return None
-    root: Any = found[0]
     if hasattr(root, "to_local"):  # of ranks that hold one tensor together
         if not all(each.is_replicate() for each in root.placements):
             return None

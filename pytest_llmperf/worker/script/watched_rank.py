@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import psutil
 import torch
 
-from pytest_llmperf.observe.environment import Project, environment
+from pytest_llmperf.observe.environment import Project, environment, numel
 from pytest_llmperf.observe.measurement import Boundary, Memory
 from pytest_llmperf.observe.tracer import TRACED_STEPS, is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
@@ -226,7 +226,8 @@ class Rank(Watched):
         observed, model = self._observed, self._model or Model.found()
         trace = observed.trace(StepsError("the training ended before") if is_ended or self._is_cut else None)
         seen = evidence(model, self._spec, self._project, self._world)
-        trained = observed.trained({}, keeps_losses=False, parameters=model.num_parameters, evidence=seen)
+        number = sum(numel(parameter) for root in model.roots for parameter in root.parameters())
+        trained = observed.trained({}, keeps_losses=False, parameters=number, evidence=seen)
         trained = replace(
             trained,
             record=self._record(trained.record),

@@ -120,12 +120,20 @@ def test_what_was_seen_of_a_training_is_told(tmp_path: Path, seen: str, step: in
     golden(failure.message)
 
 
-def share(script: ScriptLaunch, rank: int, *, world: int = 1, device: str = "", **evidence: Any) -> None:
-    """What ``rank`` leaves."""
+def share(
+    script: ScriptLaunch,
+    rank: int,
+    *,
+    world: int = 1,
+    device: str = "",
+    found: tuple[float, ...] = (),
+    **evidence: Any,
+) -> None:
+    """What ``rank`` leaves; ``found``: its losses."""
     made = launch_of(script.spec)
     record = replace(made.ranks[0], rank=rank, device=device or "a CPU")
     evidence = {"tokens": "unknown", **evidence}
-    trained = Trained(record=record, losses=(), train_seconds=1.0, parameters=9, evidence=evidence)
+    trained = Trained(record=record, losses=found, train_seconds=1.0, parameters=9, evidence=evidence)
     values = codec.plain(Share(world=world, trained=trained, trace=made.trace, loaded={}))
     (script.folder / f"share-{rank}.json").write_text(json.dumps(values))
     (script.folder / "environment.json").write_text(json.dumps(codec.plain(made.environment)))
@@ -202,6 +210,16 @@ def test_ranks_on_their_own_gpus_are_as_asked(project: Path) -> None:
     assert script.recorded(KILLED, (GPU,)).returncode == 0
 
 
+def test_losses_of_a_pipeline_are_those_of_its_last_stage(project: Path) -> None:
+    script = started(project, gpus=2)
+    share(script, 0, world=2, losses="unknown")
+    share(script, 1, world=2, found=(3.0, 2.0))
+    record = outcome.read(script.folder, script.spec, script.recorded(KILLED, ()), Progress(phase="finishing"))
+    assert isinstance(record, Launch)
+    assert record.losses == (3.0, 2.0)
+    assert "losses" not in record.evidence
+
+
 def test_a_rank_without_tokens_is_one_of_a_script_whose_tokens_nobody_knows(project: Path) -> None:
     script = started(project, gpus=2)
     share(script, 0, world=2, tokens="counted")
@@ -223,6 +241,7 @@ class TestSpec:
             {"name": 5},
             {"name": "x" * 200},
             {"cwd": None},
+            {"command": "PYTHONPATH=src python train.py"},
             {"command": "python train.py --token hf_abcdefghijklmnopqrst"},
             {"tiny": "python train.py --data https://me:secret@host/d"},
         ],
