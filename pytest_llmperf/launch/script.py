@@ -107,15 +107,19 @@ class ScriptLaunch:
         program, script = self.command[0], self.command[self.spec.script]
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
         missing = ""
+
+        def nearest(name: str, *folders: Path) -> str:
+            named = {each for folder in folders for each in next(os.walk(folder), ("", [], []))[2]}  # that may be read
+            return "".join(f" ({each}?)" for each in get_close_matches(name, sorted(named), 1, 0.8))
+
         if shutil.which(program, path=path) is None:
-            folders = [*map(Path, path.split(os.pathsep)), self.work]
-            named = {name for folder in folders for name in next(os.walk(folder), ("", [], []))[2]}  # that may be read
-            near = "".join(f" ({name}?)" for name in get_close_matches(program, sorted(named), 1, 0.8))
+            near = nearest(program, *map(Path, path.split(os.pathsep)), self.work)
             missing = f"{program} is not found on PATH{near}; install it, or name it in full"
             if Path(program).is_file():  # as ``./train.py``
                 missing = f"{program} may not be executed; write python before it, or chmod +x"
         elif starts_it and not (self.work / script).is_file():
-            missing = f"{script} is not in the folder of the command (cwd={self.spec.cwd!r})"
+            near = nearest(Path(script).name, (self.work / script).parent)
+            missing = f"{script} is not in the folder of the command (cwd={self.spec.cwd!r}){near}"
         if missing:
             self._unlink()
             raise FileNotFoundError(missing)

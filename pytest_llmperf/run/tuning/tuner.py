@@ -146,8 +146,7 @@ class Tuner:
         self._caller, self._run, self._found, self._watch = caller, caller.run, found, watch
         self._specs: Sequence[Spec] = ()
         self._numbers: dict[Spec, int] = {}
-        self._lacking: dict[tuple[str, str], str] = {}
-        """Why, of the fields and values that launches refused."""
+        self._lacking: dict[tuple[str, str], str] = {}  # why launches refused a value of a field
         self._beside: Spec | None = None
         """The best beside which was looked last."""
         self._held: Tried | None = None
@@ -291,8 +290,7 @@ class Tuner:
         self._tell("")
 
     def _refuse(self, name: str, value: str, why: str) -> None:
-        """Nothing that has this ``value`` is launched again."""
-        self._lacking[name, value] = why
+        self._lacking[name, value] = why  # nothing that has it is launched again
         alike = {number for number in self._search.left if getattr(self._specs[number], name, None) == value}
         self._found.refused[why] += len(alike)
         self._search.refused |= alike

@@ -56,10 +56,18 @@ def launched(project: Path, command: str, **fields: Any) -> Failure:
         ("nosuchprogram train.py", {"env": {"PATH": "/a:/b:/c:/d"}}),
         ("trian.py", {"env": {"PATH": "/a"}}),
         ("python other.py", {}),
+        ("python trian.py", {}),
         ("python train.py", {"cwd": "elsewhere"}),
         ("./train.py", {}),
     ],
-    ids=["no program", "a program by another name", "no script", "no folder", "no program's rights"],
+    ids=[
+        "no program",
+        "a program by another name",
+        "no script",
+        "a script by another name",
+        "no folder",
+        "no program's rights",
+    ],
 )
 def test_what_is_not_there_is_told_before_anything_starts(
     project: Path, command: str, fields: dict[str, Any], golden: Golden
