@@ -1,8 +1,5 @@
 """``python -m pytest_llmperf.cli``: the same command where no script was installed."""
 
-import sys
+import runpy
 
-from pytest_llmperf.cli.answer import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+runpy.run_module("pytest_llmperf", run_name="__main__")

@@ -336,6 +336,22 @@ def test_without_predictions_what_fits_is_found_from_there(engine: Engine, world
     assert tuning.winner == _best(world, lambda spec: spec.micro_batch_size == 1)
 
 
+@pytest.mark.parametrize(("share", "largest"), [(0.5, 16), (0.9, 8), (1.2, 8)])
+def test_what_is_compiled_is_held_to_what_it_took_of_its_prediction(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, share: float, largest: int
+) -> None:
+    """Predictions are those of what is not compiled: half of a size twice as large fits, nine tenths do not."""
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    plain = World.peak
+    monkeypatch.setattr(world, "peak", lambda spec: int(plain(spec) * (share if spec.torch_compile else 1.0)))
+    each = {"no": {"torch_compile": False}, "model": {"torch_compile": True, "torch_compile_scope": "model"}}
+    axes = {"micro_batch_size": [2, 4, 8, 16], "compile": each}
+    tuning = _tuned(engine, gpus=1, axes=axes, memory_limit_bytes=2**30 + 2**29 * 10)
+    assert max(spec.micro_batch_size for spec in world.launched if spec.torch_compile) == largest
+    assert max(spec.micro_batch_size for spec in world.launched if not spec.torch_compile) == 8
+    assert tuning.too_large == (1 if largest == 16 else 2)
+
+
 def test_what_fails_takes_the_search_nowhere(engine: Engine, world: World) -> None:
     def outcome(spec: TrainSpec) -> str:
         if spec.optimizer == "adamw_torch_fused":

@@ -45,6 +45,7 @@ class MemoryForecast:
     def __init__(self, limit_bytes: int) -> None:
         self._most, self.process = limit_bytes * _LEFT, PredictionProcess(_NICENESS)
         self._asked: dict[Spec, int] = {}
+        self._held: dict[Spec, float] = {}
         self.peaks: dict[Spec, int] = {}
         """Predicted bytes of one rank."""
 
@@ -62,7 +63,18 @@ class MemoryForecast:
             answer = self.process.receive(self._asked[spec])
             if "parts" in answer:
                 self.peaks[spec] = sum(answer["parts"].values())
-        return self.peaks.get(spec, 0) <= self._most
+        return self.peaks.get(spec, 0) * self._held.get(_of_any_size(spec), 1.0) <= self._most
+
+    def learn(self, spec: Spec, peak_bytes: int) -> bool:
+        """Hold other sizes of ``spec`` to its share of what is predicted, as if not compiled. Whether that is news."""
+        if is_news := 0 < peak_bytes < self.peaks.get(spec, 0) and compiles(spec) != PLAIN:
+            key = _of_any_size(spec)
+            self._held[key] = max(peak_bytes / self.peaks[spec], self._held.get(key, 0.0))
+        return is_news
+
+
+def _of_any_size(spec: Spec) -> Spec:
+    return replace(spec, micro_batch_size=1, gradient_accumulation_steps=1) if isinstance(spec, TrainSpec) else spec
 
 
 def by_settings(specs: Iterable[Spec]) -> Spec:
@@ -224,6 +236,11 @@ class Tuner:
         self._search.excluded |= {*(() if fits else self._search.as_large(number))}
         return fits
 
+    def _exclude(self) -> None:
+        """Leave out what is as large as what ran out of memory."""
+        too_large = (self._numbers[one.spec] for one in self._found.tried if one.trial.is_too_large)
+        self._search.excluded.update(*map(self._search.as_large, too_large))
+
     def _next(self) -> int | None:
         """The first trial, whatever time there is: of what asks for the least memory if the first does not fit. What
         earlier searches found is noted before."""
@@ -263,7 +280,7 @@ class Tuner:
         self._found.tried.append(tried)
         number, objective = self._numbers[tried.spec], self._found.objective
         if trial.is_too_large:  # no choice of it is to blame
-            search.excluded |= {*search.as_large(number)}
+            self._exclude()
         else:
             is_timed = trial.is_measured and not tried.was_kept
             outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds) if is_timed else None
@@ -273,6 +290,9 @@ class Tuner:
             search.tell(number, Outcome(log, trial.step_seconds, outside, error, is_spoilt))
             if trial.kind == "refused" and (named := _LACKS.search(trial.failure)):
                 self._refuse(named[1], named[2], trial.failure)
+            if self._forecast.learn(tried.spec, trial.peak_reserved_bytes):
+                search.excluded.clear()
+                self._exclude()
         # Who else computes on a CPU is not seen, and a trial may be anything: turns are asked of the next ones anyway.
         order = search.in_order()
         close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu and objective.is_of_time else 0]}
@@ -307,8 +327,7 @@ class Tuner:
         self._specs, found.unseen = [*self._specs, *more], found.unseen - len(more)
         self._field += self._field_of(more)
         self._search.over(self._field)
-        too_large = (self._numbers[one.spec] for one in found.tried if one.trial.is_too_large)
-        self._search.excluded.update(*map(self._search.as_large, too_large))
+        self._exclude()
         self._waiting += self._known(more).items()
 
     def _limit_bytes(self) -> int:
