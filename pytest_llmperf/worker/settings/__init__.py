@@ -40,7 +40,6 @@ class Training:
 
     @property
     def retries(self) -> int:
-        """Of its device's allocator."""
         return room().retries if is_gpu(self.device) else 0
 
 
