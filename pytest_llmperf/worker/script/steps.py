@@ -103,11 +103,11 @@ class Steps:
         if self._anchor is None:
             return []
         own = self._lives[self._anchor]
-        if not (others := [life for life in self._lives.values() if life.count != own.count]):
-            return []
+        others = [life for life in self._lives.values() if life.count != own.count]
         named = ", ".join(f"{life.name} ({life.count})" for life in others[:3])
-        hint = ": say step= if that is the step" if any(life.name != own.name for life in others) else ""
-        return [f"steps are counted by calls of {own.name} ({own.count}), not of {named}{hint}"]
+        is_choice = not self.is_over and any(life.name != own.name for life in others)  # of the first training alone
+        hint = ": say step= if that is the step" if is_choice else ""
+        return [f"steps are counted by calls of {own.name} ({own.count}), not of {named}{hint}"] if others else []
 
     @property
     def num_steps(self) -> int:

@@ -69,6 +69,12 @@ def test_the_class_that_is_named_ends_steps() -> None:
     assert heard(late, step="SGD")[0] == meant(late)
 
 
+def test_nobody_is_told_to_ask_for_the_optimizer_of_another_training() -> None:
+    assert "step=" in heard(".a.a.a.s" * 20)[1].notes[0]
+    (note,) = heard(".s" * 10 + ".a" * 12)[1].notes
+    assert "step=" not in note
+
+
 def test_a_class_that_never_steps_is_refused_with_those_that_do(golden: Golden) -> None:
     with pytest.raises(StepsError) as error:
         heard(".ma" * 30, step="Lion")
