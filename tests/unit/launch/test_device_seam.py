@@ -46,7 +46,8 @@ def _named(source: str) -> Iterator[str]:
 
 def _files() -> dict[str, list[str]]:
     paths = {path.relative_to(_PACKAGE).as_posix(): path for path in _PACKAGE.rglob("*.py")}
-    found = {name: [*_named(path.read_text(encoding="utf-8"))] for name, path in paths.items()}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    found = {name: [*_named(text)] if _VENDORS.search(text) else [] for name, text in texts.items()}
     return {name: words for name, words in found.items() if words or _VENDORS.search(name)}
 
 
