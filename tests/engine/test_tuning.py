@@ -352,6 +352,19 @@ def test_what_is_compiled_is_held_to_what_it_took_of_its_prediction(
     assert tuning.too_large == (1 if largest == 16 else 2)
 
 
+def test_of_a_compiled_shape_it_is_the_largest_share_that_holds_also_where_that_was_all() -> None:
+    forecast = MemoryForecast(100)
+    shapes = [replace(BASE, torch_compile=True, micro_batch_size=size) for size in (1, 2, 4)]
+    forecast.peaks = dict(zip(shapes, (20, 40, 120), strict=True))
+    forecast.ask = lambda specs: None  # type: ignore[method-assign]
+    forecast.process.close()
+    assert not forecast.fits(shapes[2])
+    assert forecast.learn(shapes[0], 10)
+    assert forecast.fits(shapes[2])
+    assert forecast.learn(shapes[1], 42)
+    assert not forecast.fits(shapes[2])
+
+
 def test_what_fails_takes_the_search_nowhere(engine: Engine, world: World) -> None:
     def outcome(spec: TrainSpec) -> str:
         if spec.optimizer == "adamw_torch_fused":
@@ -723,7 +736,31 @@ def test_what_time_the_proofs_have_left_goes_to_turns_whose_winner_is_proved_too
     assert found.case is not None
     assert vars(found.case)["of"] == found.winner
     is_told = ends_as == "fast" or against == "a tie"
-    assert (len(found.rivals), len(found.notes)) == ((0, 0) if is_told else (1, 1))
+    unsound = [fast] if against == "it is wrong" else []
+    assert (found.unsound, len(found.rivals)) == (unsound, 0 if is_told or unsound else 1)
+    assert len(found.notes) == (0 if is_told else 1)
+
+
+def test_one_that_took_no_turn_with_what_is_proved_and_is_ahead_when_time_is_over_is_a_rival(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ahead of what was ahead of that one."""
+    final, _, fast, slow = _two_in_turns(engine)
+    found, last, case = final._found, replace(fast, gradient_accumulation_steps=2), object()
+    order, taken, take_turns = [slow, fast, last], list[Any](), Final._take_turns
+    world.step_seconds = lambda spec: 0.1 / (1 + order.index(spec))  # type: ignore[method-assign]
+    monkeypatch.setattr(winner, "_longer", lambda spec: spec)
+    monkeypatch.setattr(winner, "RIVALS", 1)
+
+    def until_all_were_ahead(own: Final, specs: Any) -> Any:
+        taken.append(specs)
+        return take_turns(own, specs) if found.winner != last else None
+
+    monkeypatch.setattr(Final, "_take_turns", until_all_were_ahead)
+    found.winner, found.rivals, found.case, final._able = slow, [fast, last], case, order  # type: ignore[assignment]
+    final._spend_what_is_left(case)  # type: ignore[arg-type]
+    assert not any({slow, last} <= {*specs} for specs in taken[:-1])
+    assert (found.winner, found.case, last in found.rivals, len(found.notes)) == (slow, case, True, 1)
 
 
 def test_what_turns_do_not_tell_apart_is_a_tie_and_what_they_do_is_none(engine: Engine, world: World) -> None:

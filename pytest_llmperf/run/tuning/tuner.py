@@ -67,9 +67,9 @@ class MemoryForecast:
 
     def learn(self, spec: Spec, peak_bytes: int) -> bool:
         """Hold other sizes of ``spec`` to its share of what is predicted, as if not compiled. Whether that is news."""
-        if is_news := 0 < peak_bytes < self.peaks.get(spec, 0) and compiles(spec) != PLAIN:
+        if is_news := peak_bytes > 0 and spec in self.peaks and compiles(spec) != PLAIN:
             key = _of_any_size(spec)
-            self._held[key] = max(peak_bytes / self.peaks[spec], self._held.get(key, 0.0))
+            self._held[key] = max(min(1.0, peak_bytes / self.peaks[spec]), self._held.get(key, 0.0))
         return is_news
 
 

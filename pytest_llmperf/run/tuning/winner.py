@@ -159,8 +159,8 @@ class Final:
 
     def _spend_what_is_left(self, case: Concluded) -> None:
         """In turns that are not decided. One that they show to be better is the winner if it is proved as well."""
-        found, proven, why = self._found, self._found.winner, "that is not shown, and proved, so far"
-        parity = found.parity
+        found, proven, parity = self._found, self._found.winner, self._found.parity
+        why = unshown = "that is not shown, and proved, so far"
         try:
             self._tell_rivals_apart()
             turns = found.compared.get((proven, found.winner))
@@ -168,11 +168,11 @@ class Final:
                 why = self._disproved(found.winner) or why * (found.case is None)
         finally:
             if (ahead := found.winner) != proven and why:
-                found.parity, found.case = parity, case
-                self._compare(proven)
-                if found.compared[ahead, proven].verdict != "tie":
+                found.parity, found.case, found.unsound = parity, case, [ahead] * (why != unshown)
+                self._compare(proven)  # the two need not have taken a turn together: one ahead of both may have been
+                if (turns := found.compared.get((ahead, proven))) is None or turns.verdict != "tie":
                     found.notes.append(f"{ahead.id} was ahead in turns, and is no winner: {why}")
-                    found.rivals.append(ahead)
+                    found.rivals += [ahead] * (not found.unsound)
 
     def _disproved(self, winner: Any) -> str:
         """What its proofs, as far as there is time for them, say against it."""
