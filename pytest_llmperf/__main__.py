@@ -1,8 +1,5 @@
 """``python -m pytest_llmperf``: the command ``llmperf``, where no script was installed."""
 
-import sys
-
 from pytest_llmperf.cli.answer import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+raise SystemExit(main())

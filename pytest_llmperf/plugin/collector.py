@@ -71,18 +71,15 @@ class PerfSession(Run):
         return self._words(TEST if way == os.curdir else os.path.join(way, TEST))  # noqa: PTH118 - as a person types it
 
     def _words(self, node: str) -> list[str]:
-        where = ["--gpus", str(self.num_gpus)]
-        if self.settings.static:
-            where = ["--perf-static", *(where if self.settings.gpus is not None else [])]
-        parts = ["pytest", node, *where]
+        on = ["--gpus", str(self.num_gpus)] if self.settings.gpus is not None or not self.settings.static else []
+        parts = ["pytest", node, *["--perf-static"] * self.settings.static, *on]
         for _, option in table(Settings):
             value = getattr(self.config.option, option.dest, None)
             if option.repeated and value is not None:
                 parts.append(option.flag if option.is_switch else f"{option.flag}={value}")
-        for setting in self.config.getoption("override_ini", default=None) or ():
-            # pytest also keeps --strict-config and the like here, which are in the ini file anyway and decide nothing.
-            parts += [] if setting.startswith("strict") else ["-o", setting]
-        return parts
+        given = self.config.getoption("override_ini", default=None) or ()
+        # pytest also keeps --strict-config and the like here, which are in the ini file anyway and decide nothing.
+        return [*parts, *(word for one in given if not one.startswith("strict") for word in ("-o", one))]
 
     def rerun_of(self, nodes: Sequence[str]) -> str:
         words = self.rerun_words()
@@ -284,10 +281,15 @@ class Collector:
         word = getattr(report, "llmperf_trouble", None)
         return None if word is None else ("error", "", word)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Ctrl-C, or pytest.exit, which may give any exit code to a run that is not at its end."""
-        if isinstance(excinfo.value, pytest.exit.Exception):
-            self.session.unfinished = self.session.unfinished or f"pytest.exit: {one_line(str(excinfo.value))}"
+        """Ctrl-C, or pytest.exit with any exit code: noted before it is shown, which a second Ctrl-C may end."""
+        run, is_exit = self.session, isinstance(excinfo.value, pytest.exit.Exception)
+        if run.could_not_collect and not is_exit:  # pytest ends so too, and says it itself
+            run.coverage.parts.add("the run was ended before its end")
+        else:
+            why = f"pytest.exit: {one_line(str(excinfo.value))}" if is_exit else "interrupted"
+            run.unfinished = run.unfinished or why
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -297,11 +299,8 @@ class Collector:
             config.workeroutput["llmperf_collected"] = sorted(run.collected)
             config.workeroutput["llmperf_bad_ends"] = run.bad_ends
             return
-        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
-            if run.could_not_collect:  # pytest ends so too, and says it itself
-                run.coverage.parts.add("the run was ended before its end")
-            else:
-                run.unfinished = run.unfinished or "interrupted"
+        if run.unfinished == "interrupted":  # by two Ctrl-C pytest has no code of its own yet
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
         from pytest_llmperf.plugin.console import Console
 
         stopped = bool(session.shouldstop or session.shouldfail)

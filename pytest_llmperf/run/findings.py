@@ -5,8 +5,9 @@ command line its exit codes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +19,16 @@ from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.options import UsageError as UsageError  # noqa: PLC0414 - found beside the other errors
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import first_n
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """No Ctrl-C ends what the main thread does here: it is the second one, and what was found is written first."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @codec.sparse("held_against", "refused")

@@ -9,10 +9,11 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.findings import Coverage, Findings, Observer, UsageError
+from pytest_llmperf.run.findings import Coverage, Findings, Observer, UsageError, unheard
 from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.settings.spec import Spec
@@ -124,7 +125,7 @@ class Run(Hardware):
     def finish(self, exit_code: int, observer: Observer, *, stopped: bool = False) -> Finished | None:
         """Judge the run as a whole and write what was asked for; ``None``: there is nothing to say. ``exit_code`` is
         what its cases make of it; ``stopped``: the front-end ended it before its last case."""
-        try:
+        with unheard() if self.unfinished == "interrupted" else nullcontext(), closing(self):
             if self.unfinished:
                 self.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
             if self.is_concerned:
@@ -132,8 +133,6 @@ class Run(Hardware):
 
                 self.finished = finish(self, self.ends_with or exit_code, observer, stopped=stopped)
             return self.finished
-        finally:
-            self.close()
 
     def close(self) -> None:
         for name in ("site", "static_steps", "model_flops"):

@@ -24,6 +24,7 @@ from transformers.integrations import hub_kernels
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.observe import environment
+from pytest_llmperf.observe.device import is_gpu, room
 from pytest_llmperf.settings.registry import SETTINGS, RunEvidence
 from pytest_llmperf.settings.setting import gathered
 from pytest_llmperf.settings.train_spec import INJECT, TrainSpec
@@ -43,7 +44,7 @@ def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict
         "run": lambda training: RunEvidence(
             device_type=training.device.type,
             injected=os.environ.get(INJECT, ""),
-            allocator_retries=training.retries,
+            allocator_retries=room().retries if is_gpu(training.device) else 0,
             found=attention.found_settings(),
         ),
         **{each.name: makers[each.name](spec, model) for each in SETTINGS if each.name in makers},

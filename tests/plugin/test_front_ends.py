@@ -200,6 +200,31 @@ def test_what_ends_pytest_early_costs_no_result_that_was_there(
     assert (document["unfinished"], document["exit_code"]) == (said, 2)
 
 
+# The second Ctrl-C: while pytest shows the first, and while the run writes what it has found.
+PRESSED_AGAIN = {
+    "shown": "def pytest_keyboard_interrupt():\n    raise KeyboardInterrupt\n",
+    "written": """import signal
+from pytest_llmperf.run import run_end
+signal.signal(signal.SIGINT, signal.default_int_handler)
+plain = run_end.judged_together
+def again(*args):
+    signal.raise_signal(signal.SIGINT)
+    return plain(*args)
+run_end.judged_together = again
+""",
+}
+
+
+@pytest.mark.parametrize("when", PRESSED_AGAIN)
+def test_a_second_ctrl_c_makes_no_green_run_and_costs_no_result(project: Project, when: str) -> None:
+    project.fake(sequence=[{}, {"fail": "interrupt"}])
+    (project.path / "again.py").write_text(PRESSED_AGAIN[when])
+    assert project.run("-p", "again", "--perf-json", "out.json").ret != 0
+    document = json.loads((project.path / "out.json").read_text())
+    assert [result["verdict"] for result in document["results"]] == ["new"]
+    assert (document["unfinished"], document["exit_code"]) == ("interrupted", 2)
+
+
 @pytest.mark.parametrize(("fail", "said", "code"), ENDS)
 def test_nor_of_a_command_that_checks(commands: Path, fail: str, said: str, code: int) -> None:
     spec = ["model=llama-tiny", "sequence_length=64", "steps=20"]

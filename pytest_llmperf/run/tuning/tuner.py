@@ -30,8 +30,7 @@ _END_SHARE, _END_MOST = 0.15, 0.5
 TRIAL_SHARE, TRIAL_LEAST = 1 / 3, 60.0
 # Seconds that a trial may take of those that were kept for the end; and that the search's own end takes.
 _OVERTIME, _CLOSING = 10.0, 3.0
-# While one is launched, the memory of so many that may come next is predicted.
-_AHEAD = 6
+_AHEAD = 6  # of those that may come next, whose memory is predicted while one is launched
 
 # Bytes of a weight, its gradient and Adam's states, in 16 bits; and the share of a CPU's host from which one predicts.
 _STATE_BYTES, _LARGE_SHARE = 8, 0.4

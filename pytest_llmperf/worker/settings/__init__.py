@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from pytest_llmperf.observe.device import is_gpu, room
-
 if TYPE_CHECKING:  # what these see of modules is seen of a user's own script, too, which may have no transformers
     from transformers import PreTrainedModel, Trainer
 
@@ -31,16 +29,11 @@ class Training:
 
     @property
     def wrapped(self) -> nn.Module | None:
-        """The model as the Trainer calls it."""
         return self.trainer.model_wrapped
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    @property
-    def retries(self) -> int:
-        return room().retries if is_gpu(self.device) else 0
 
 
 #: Of a spec and its model: what a training shows of a setting. A twin has those of its settings, by their names.
