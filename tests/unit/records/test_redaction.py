@@ -11,6 +11,7 @@ from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm.cluster import passed_on
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.support import redaction
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.redaction import SET, is_secret, without_secrets
 from tests.fakes import ENVIRONMENT
 from tests.golden import Golden
@@ -156,3 +157,40 @@ def test_secrets_of_the_environment_are_found_as_they_are_quoted(
     finally:
         monkeypatch.undo()
         redaction._values.cache_clear()
+
+
+_MANY = "aB3" * 16
+#: By who issues it: each form of it, with what stays before it.
+ISSUED = {
+    "Hugging Face": [f"hf_{_MANY}"],
+    "GitHub": [f"ghp_{_MANY}", f"ghs_{_MANY}", f"github_pat_{_MANY}"],
+    "GitLab": [f"glpat-{_MANY}"],
+    "Slack": [f"xoxb-{_MANY}", f"https://hooks.slack.com/services/ T0{_MANY}/B0/{_MANY}"],
+    "OpenAI and others": [f"sk-{_MANY}", f"sk-ant-{_MANY}"],
+    "NVIDIA": [f"nvapi-{_MANY}"],
+    "Weights & Biases": [f"wandb_v1_{_MANY}"],
+    "npm": [f"npm_{_MANY}"],
+    "AWS": [f"AKIA{'A1' * 8}", f"ASIA{'A1' * 8}"],
+    "JSON web tokens": [f"eyJ{_MANY}.{_MANY}.{_MANY}"],
+    "Google": [f"AIza{_MANY}", f"ya29.{_MANY}"],
+    "Docker": [f"dckr_pat_{_MANY}"],
+    "PyPI": [f"pypi-{_MANY}"],
+    "Databricks": [f"dapi{'0a' * 16}"],
+    "Replicate": [f"r8_{_MANY}"],
+    "SendGrid": [f"SG.{_MANY}.{_MANY}"],
+    "Discord": [f"https://discord.com/api/webhooks/ 123/{_MANY}"],
+    "PEM": [f"-----BEGIN RSA PRIVATE KEY-----\n{_MANY}\n-----END RSA PRIVATE KEY-----"],
+}
+
+
+@pytest.mark.parametrize("issuer", shipped(redaction.__file__, "secrets.ini")["issued"])
+def test_what_each_issuer_marks_is_found_in_prose(issuer: str) -> None:
+    for form in ISSUED[issuer]:
+        stays, is_url, secret = form.rpartition("/ ")
+        kept = f"{stays}{is_url.strip()}"
+        assert without_secrets(f"it sent {kept}{secret} twice") == f"it sent {kept}{SET} twice"
+
+
+@pytest.mark.parametrize("name", ["NCCL_XAPIKEY", "NCCL_XSSHKEYS", "NCCL_SSHPASS", "NCCL_DBPASS", "NCCL_XTOKENS"])
+def test_words_that_are_glued_to_others_mark_a_secret(name: str) -> None:
+    assert is_secret(name, "x")
