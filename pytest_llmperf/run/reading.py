@@ -140,7 +140,7 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
         off = f"; or {_OFF}, which keeps no history" if option.path == "store" else ""
         what = "a folder, expected a file; name one in it" if path.is_dir() else "not a file in a folder that exists"
         raise UsageError(f"{where} {path}: {what}{off}")
-    elif option.path == "file" and (why := refused_at(path)):
+    elif option.path == "file" and (why := "it is for Python" if path.suffix == ".py" else refused_at(path)):
         raise UsageError(f"{where} {path}: cannot be written ({why}); name a file where you may write")
     return path
 
@@ -165,9 +165,8 @@ def _refuse_what_cannot_be(front: str, said: Namespace, values: Mapping[str, Any
         raise UsageError(f"--perf-baselines {named}: no such folder; {otherwise}")
     least, most = values["launches"], getattr(said, "perf_max_launches", None)
     if most is not None and least > most:
-        raise UsageError(
-            f"--perf-launches {least} is more than --perf-max-launches {most}; lower the one or raise the other"
-        )
+        advice = "lower the one or raise the other"
+        raise UsageError(f"--perf-launches {least} is more than --perf-max-launches {most}; {advice}")
     machine = values["machine"]
     if machine and (Path(machine).name != machine or machine.startswith(".")):
         where = f"ini perf_machine = {machine}" if front == PYTEST else f"--machine {machine}"
