@@ -352,6 +352,21 @@ def test_what_is_compiled_is_held_to_what_it_took_of_its_prediction(
     assert tuning.too_large == (1 if largest == 16 else 2)
 
 
+def test_what_ran_out_of_memory_is_launched_no_larger_whatever_what_is_compiled_took(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    plain = World.peak
+    monkeypatch.setattr(world, "peak", lambda spec: int(plain(spec) * (0.5 if spec.torch_compile else 1.0)))
+    world.outcome = lambda spec: "oom" if not spec.torch_compile and spec.micro_batch_size >= 4 else ""
+    each = {"no": {"torch_compile": False}, "model": {"torch_compile": True, "torch_compile_scope": "model"}}
+    _tuned(engine, gpus=1, axes={"micro_batch_size": [2, 4, 8, 16], "compile": each}, memory_limit_bytes=2**33)
+    assert any(spec.torch_compile for spec in world.launched)
+    sizes = [one.micro_batch_size for one in world.launched if not one.torch_compile and one.micro_batch_size >= 4]
+    assert sizes == sorted({*sizes}, reverse=True)
+    assert sizes
+
+
 def test_of_a_compiled_shape_it_is_the_largest_share_that_holds_also_where_that_was_all() -> None:
     forecast = MemoryForecast(100)
     shapes = [replace(BASE, torch_compile=True, micro_batch_size=size) for size in (1, 2, 4)]
