@@ -140,7 +140,7 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
         off = f"; or {_OFF}, which keeps no history" if option.path == "store" else ""
         what = "a folder, expected a file; name one in it" if path.is_dir() else "not a file in a folder that exists"
         raise UsageError(f"{where} {path}: {what}{off}")
-    elif option.path == "file" and (why := "it is for Python" if path.suffix == ".py" else refused_at(path)):
+    elif option.path == "file" and (why := "it ends in .py" if path.suffix == ".py" else refused_at(path)):
         raise UsageError(f"{where} {path}: cannot be written ({why}); name a file where you may write")
     return path
 

@@ -98,7 +98,7 @@ MISTAKES = [
     (["--perf-json=missing/out.json"], (PYTEST, CHECK), "--perf-json .*not a file in a folder that exists"),
     (["--perf-json=sealed/out.json"], (PYTEST, CHECK), "--perf-json .*cannot be written"),
     (["--perf-json=folder"], (PYTEST, CHECK), "--perf-json .*folder: a folder, expected a file; name one in it"),
-    (["--perf-json=test_mine.py"], (PYTEST, CHECK), "--perf-json .*written .it is for Python."),
+    (["--perf-json=test_mine.py"], (PYTEST, CHECK), "--perf-json .*written .it ends in"),
     (["--perf-history=missing/h"], (PYTEST, CHECK), "--perf-history .*; or off, which keeps no history"),
     (["--perf-reason=why"], (PYTEST, CHECK), "--perf-reason says why a baseline changes; it goes with"),
     (["--perf-baselines=sealed", "--update-baselines=new"], (PYTEST, CHECK), "baselines .*sealed: cannot be written"),

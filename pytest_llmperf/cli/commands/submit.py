@@ -253,7 +253,7 @@ def _nights(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     if hours is not None and age > hours:
         last = f"the last was {age:.0f} h ago" if merged else "none was ever"
         troubles.append(f"no night was merged within {hours:g} h; {last}")
-    return Answer(lines, troubles)
+    return Answer(lines or [f"no night in {folder}"], troubles)
 
 
 def add_merge_options(parser: argparse.ArgumentParser) -> None:

@@ -190,6 +190,9 @@ class TestNights:
         assert self.ask("--newer-than", "26h") == 1
         golden(capsys.readouterr().err)
         assert self.ask() == 1
+        FOLDER.mkdir(parents=True)
+        capsys.readouterr()
+        assert (self.ask(), capsys.readouterr().out) == (0, f"no night in {FOLDER}\n")
 
 
 @pytest.mark.processes
