@@ -2,4 +2,5 @@
 
 import runpy
 
-runpy.run_module("pytest_llmperf", run_name="__main__")
+if __name__ == "__main__":
+    runpy.run_module("pytest_llmperf", run_name="__main__")
