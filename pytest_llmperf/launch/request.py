@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from pytest_llmperf.launch import fork_servers
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
-from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, ServerKey, ServerPool, needs
+from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Former, Meter
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
@@ -91,7 +90,7 @@ class WarmStart:
             return None
         key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
         words, log = torchrun_command(request)[BEFORE_WORDS:], request.folder / "torchrun.log"
-        order = fork_servers.LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
+        order = LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
         try:
             return self.servers.launch(key, order, waiting)
         except ColdStartError as error:

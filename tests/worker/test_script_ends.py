@@ -205,6 +205,7 @@ FAULTS: dict[str, dict[str, Any]] = {
         "before": "sys.excepthook = lambda *_: print('see above')",
         "each": "assert step < 4, 'no more of it'",
     },
+    "it ended, and shows an error that it had handled": {"steps": 5, "before": "sys.last_value = OSError('no cache')"},
     "no rank raised": {"command": "bash -c 'python train.py & wait $!; exit 5'", "before": "raise OSError('no data')"},
     "a rank that it spawned raised": {"steps": 0, "before": SPAWNS},
     "it ended": {"steps": 5, "after": "print('bye'); sys.exit(3)"},

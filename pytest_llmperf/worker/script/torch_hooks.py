@@ -131,6 +131,7 @@ class Hooks:
         torch.cuda.reset_peak_memory_stats = torch.cuda.memory.reset_peak_memory_stats
         _wrap(BaseProcess, "run", self._process, is_compiled=False)
         _wrap(sys, "excepthook", self._uncaught, is_compiled=False)
+        self._hook = sys.excepthook  # whoever tells of an end in its place tells nobody else
         atexit.register(self._script_ended)
         # A rank's child has a copy of all this and is no rank: what it left would be taken for its parent's.
         os.register_at_fork(after_in_child=self._forked)
@@ -279,7 +280,7 @@ class Hooks:
             self._fail(error, ends=True)
 
     def _script_ended(self) -> None:
-        self._raised(getattr(sys, "last_value", None))  # whoever tells of it in our place told nobody else
+        self._raised(None if sys.excepthook is self._hook else getattr(sys, "last_value", None))
         if self._rank is None or self._is_out:
             return
         try:
